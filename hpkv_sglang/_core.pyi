@@ -1,0 +1,197 @@
+"""The C++ core. Names here are the names on both sides of the binding.
+
+Every object may be used from any thread. Methods marked *blocks* release the GIL while they wait.
+"""
+
+from typing_extensions import Buffer
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+# ---- keys (csrc/bind/keys.cc) ----
+
+@final
+class KeyBatch:
+    """An immutable array of 256-bit block keys. Slicing shares nothing and copies 32 B a key."""
+
+    @staticmethod
+    def from_bytes(raw: bytes) -> KeyBatch:
+        """ValueError unless ``len(raw)`` is a multiple of 32."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: slice) -> KeyBatch:
+        """Half-open slice with step 1."""
+    def __bytes__(self) -> bytes: ...
+
+@final
+class KeyScope:
+    """What is equal for all blocks of one namespace, shard and format: a 32-byte mask."""
+
+    def __init__(self, mask: bytes) -> None: ...
+    def keys(self, page_hashes: list[str]) -> KeyBatch:
+        """Block keys of SGLang's page hashes (64 hex digits each): hash XOR mask.
+
+        ValueError names the first malformed hash.
+        """
+
+# ---- pool (csrc/bind/pool.cc) ----
+
+class CorePoolError(Exception):
+    """args: (kind, message); kind is a word such as 'size', 'owner', 'garbage', 'space', 'busy'."""
+
+@final
+class Lease:
+    """Pins on the leading run of ready blocks that `Pool.pin` found.
+
+    Released by `release`, by `keep(0)`, or when the object dies.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def verified_count(self) -> int:
+        """Leading blocks whose checksum was confirmed in this epoch (all, when the pool was
+        opened with ``verify_always``: then each load checks again)."""
+    def keep(self, count: int) -> None:
+        """Unpin all but the first ``count`` blocks."""
+    def release(self) -> None: ...
+
+@final
+class Pool:
+    """One process's attachment to the node's host pool."""
+
+    @staticmethod
+    def open(
+        directory: str,
+        *,
+        pool_bytes: int | None = None,
+        create: bool = True,
+        read_only: bool = False,
+        verify_always: bool = False,
+    ) -> Pool:
+        """Attach, or create when there is none. Blocks. `CorePoolError` says what to do."""
+    @property
+    def path(self) -> str: ...
+    @property
+    def pool_bytes(self) -> int: ...
+    @property
+    def uuid(self) -> bytes: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def adopted(self) -> bool:
+        """True when the pool existed already."""
+    @property
+    def poisoned(self) -> bool: ...
+    def add_namespace(self, namespace: bytes, descriptor: bytes, block_bytes: int) -> int:
+        """Register a 32-byte identity; idempotent. Returns the index that put and spill take."""
+    def namespaces(self) -> list[tuple[bytes, bytes, int, int]]:
+        """(identity, descriptor, block_bytes, live block count)."""
+    def lookup(self, keys: KeyBatch) -> int:
+        """Length of the leading run of ready blocks. Changes nothing."""
+    def touch(self, keys: KeyBatch) -> int:
+        """Refresh the recency of the blocks that are present, deepest first."""
+    def pin(self, keys: KeyBatch) -> Lease: ...
+    def put(
+        self, namespace: int, key: bytes, payload: Buffer
+    ) -> Literal["stored", "present", "full", "busy", "off"]: ...
+    def get(self, key: bytes, out: Buffer) -> bool:
+        """Copy one verified block; False is a miss. Blocks."""
+    def drop_namespace(self, namespace: bytes) -> int:
+        """Drop its unpinned blocks; returns how many. Blocks."""
+    def clear(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def check(self) -> list[str]:
+        """Every violated invariant in words; empty when sound. Blocks."""
+    def close(self) -> None: ...
+
+# ---- copy engine (csrc/bind/copy.cc) ----
+
+@final
+class Region:
+    """One buffer's share of a block: piece i of page p is copied between
+    ``base + p * page_stride + i * piece_stride`` and ``block_offset + i * piece_bytes``."""
+
+    def __init__(
+        self,
+        *,
+        layer: int,
+        base: int,
+        page_stride: int,
+        piece_count: int,
+        piece_stride: int,
+        piece_bytes: int,
+        block_offset: int,
+    ) -> None: ...
+
+@final
+class BlockLayout:
+    """Regions that cover ``[0, block_bytes)`` exactly once; ValueError otherwise."""
+
+    def __init__(self, block_bytes: int, layer_count: int, regions: list[Region]) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def layer_count(self) -> int: ...
+
+@final
+class SpillTicket:
+    @property
+    def device_done(self) -> bool:
+        """True once no copy of this ticket reads device memory any more."""
+    @property
+    def done(self) -> bool: ...
+    @property
+    def stored(self) -> int: ...
+    @property
+    def present(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    def wait_device(self, timeout_s: float) -> bool:
+        """Blocks."""
+    def cancel(self) -> None:
+        """Drop the pages whose copy has not started; never waits."""
+
+@final
+class LoadTicket:
+    @property
+    def done(self) -> bool: ...
+    @property
+    def ok(self) -> bool: ...
+    def layer_done(self, layer: int) -> bool: ...
+    def wait_layer(self, layer: int) -> None:
+        """Until that layer has landed, or the ticket has failed. Blocks."""
+    def wait(self) -> bool:
+        """Until nothing of this ticket writes device memory; True when all landed. Blocks."""
+
+@final
+class VerifyTicket:
+    @property
+    def done(self) -> bool: ...
+    @property
+    def good(self) -> int:
+        """Once done: length of the leading run of blocks whose checksum holds."""
+
+@final
+class CopyEngine:
+    """Copies blocks between device pages and the pool on its own threads."""
+
+    def __init__(
+        self, pool: Pool, namespace: int, layout: BlockLayout, *, threads: int = 2
+    ) -> None: ...
+    def spill(self, keys: KeyBatch, pages: npt.NDArray[np.int64]) -> SpillTicket:
+        """Store the pages that are not there yet. Returns at once; drops and counts when full."""
+    def load(self, lease: Lease, pages: npt.NDArray[np.int64]) -> LoadTicket:
+        """Layer by layer; the ticket takes the lease over. Returns at once."""
+    def verify(self, lease: Lease) -> VerifyTicket:
+        """Check blocks not yet verified in this epoch; the ticket takes the lease over."""
+    def set_delay(self, kind: str, layer: int, microseconds: int) -> None:
+        """Fault injection: kind is 'spill', 'load' or 'verify'; layer -1 means every layer."""
+    def fail_next(self, kind: str, count: int) -> None:
+        """Fault injection: the next ``count`` tickets of that kind complete as failed."""
+    def stats(self) -> dict[str, int]: ...
+    def quiesce(self) -> None:
+        """Until no copy is queued or running. Blocks."""
+    def close(self) -> None: ...
