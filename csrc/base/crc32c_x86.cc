@@ -24,8 +24,8 @@ namespace hpkv::x86 {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kCopyLane = 2 * kLine;
-constexpr std::size_t kReadLane = 5 * kLine;
+constexpr std::size_t kLane = 2 * kLine;
+constexpr std::size_t kChunk = 3 * kLane;
 constexpr std::size_t kPrefetchAhead = 1024;
 
 // crc32_u64(0, a *carry-less* b) is a * b * x^33 modulo the polynomial: 32 from the instruction,
@@ -55,18 +55,16 @@ struct Lanes {
   std::uint64_t third = 0;
 };
 
-template <std::size_t Lane>
 HPKV_X86 inline std::uint64_t joined(std::uint64_t state, const Lanes& lanes) noexcept {
-  return shifted<3 * Lane>(state) ^ shifted<2 * Lane>(lanes.first) ^ shifted<Lane>(lanes.second) ^
+  return shifted<3 * kLane>(state) ^ shifted<2 * kLane>(lanes.first) ^ shifted<kLane>(lanes.second) ^
          lanes.third;
 }
 
-template <std::size_t Lane>
 HPKV_X86 inline void take_line(Lanes& lanes, const std::byte* line) noexcept {
   for (std::size_t at = 0; at < kLine; at += 8) {
     lanes.first = _mm_crc32_u64(lanes.first, load(line + at));
-    lanes.second = _mm_crc32_u64(lanes.second, load(line + Lane + at));
-    lanes.third = _mm_crc32_u64(lanes.third, load(line + 2 * Lane + at));
+    lanes.second = _mm_crc32_u64(lanes.second, load(line + kLane + at));
+    lanes.third = _mm_crc32_u64(lanes.third, load(line + 2 * kLane + at));
   }
 }
 
@@ -93,6 +91,11 @@ HPKV_X86 inline void prefetch(const std::byte* line) noexcept {
   _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_NTA);
 }
 
+// For one line of each lane, the same line some chunks later.
+HPKV_X86 inline void prefetch_chunk(const std::byte* line) noexcept {
+  for (std::size_t lane = 0; lane < kChunk; lane += kLane) prefetch(line + lane + kPrefetchAhead);
+}
+
 // Bytes before `target` reaches a whole cache line, at most `count`.
 std::size_t head_bytes(const std::byte* target, std::size_t count) noexcept {
   const std::size_t past = reinterpret_cast<std::uintptr_t>(target) % kLine;
@@ -112,12 +115,13 @@ HPKV_X86 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t cr
   std::uint64_t state = static_cast<std::uint32_t>(~crc);
   const std::byte* at = bytes.data();
   std::size_t left = bytes.size();
-  for (; left >= 3 * kReadLane; at += 3 * kReadLane, left -= 3 * kReadLane) {
+  for (; left >= kChunk; at += kChunk, left -= kChunk) {
     Lanes lanes;
-    for (std::size_t line = 0; line < kReadLane; line += kLine) {
-      take_line<kReadLane>(lanes, at + line);
+    for (std::size_t line = 0; line < kLane; line += kLine) {
+      prefetch_chunk(at + line);
+      take_line(lanes, at + line);
     }
-    state = joined<kReadLane>(state, lanes);
+    state = joined(state, lanes);
   }
   return ~static_cast<std::uint32_t>(take_short(state, at, left));
 }
@@ -131,20 +135,18 @@ HPKV_X86 std::uint32_t copy_nt_crc32c(std::byte* target, const std::byte* source
     std::memcpy(target, source, head);
   }
   std::size_t at = head;
-  for (; count - at >= 3 * kCopyLane; at += 3 * kCopyLane) {
+  for (; count - at >= kChunk; at += kChunk) {
     Lanes lanes;
-    for (std::size_t line = 0; line < kCopyLane; line += kLine) {
+    for (std::size_t line = 0; line < kLane; line += kLine) {
       const std::byte* from = source + at + line;
       std::byte* to = target + at + line;
-      for (std::size_t lane = 0; lane < 3 * kCopyLane; lane += kCopyLane) {
-        prefetch(from + lane + kPrefetchAhead);
-      }
-      take_line<kCopyLane>(lanes, from);
-      for (std::size_t lane = 0; lane < 3 * kCopyLane; lane += kCopyLane) {
+      prefetch_chunk(from);
+      take_line(lanes, from);
+      for (std::size_t lane = 0; lane < kChunk; lane += kLane) {
         stream_line(to + lane, from + lane);
       }
     }
-    state = joined<kCopyLane>(state, lanes);
+    state = joined(state, lanes);
   }
   for (; count - at >= kLine; at += kLine) {
     state = take_short(state, source + at, kLine);
