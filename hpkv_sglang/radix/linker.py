@@ -1,0 +1,198 @@
+"""The tiers of one rank: settings, pool, namespace, layout, copy engine, and what is in flight.
+
+SGLang constructs it in the scheduler process, after the model and its KV pool exist. Everything it
+needs is ready when `__init__` returns, or `__init__` raises one `HpkvError` that says what to do.
+Afterwards no method raises: trouble on one rank is a miss or a failed load, so that all ranks of a
+group keep taking the same steps. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+from hpkv_sglang._core import CopyEngine, KeyScope, Lease, VerifyTicket
+from hpkv_sglang.config import Settings
+from hpkv_sglang.layout.detect import detect_layout
+from hpkv_sglang.plugin import verify_hooks
+from hpkv_sglang.pool import open_pool
+from hpkv_sglang.radix.fence import SpillFence
+from hpkv_sglang.radix.identity import RankIdentity
+from hpkv_sglang.radix.loads import LayerLoads, PageIndices, QueuedLoad
+from hpkv_sglang.radix.lookup import PageLookup, RequestPages, fastest_hasher
+
+logger = logging.getLogger(__name__)
+
+
+class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
+    """SGLang's transport interface; the tree drives it through `HpkvLinkerWrapper`."""
+
+    def __init__(
+        self,
+        server_args: Any,
+        params: Any,
+        *,
+        components: Any,
+        extra_config: dict[str, Any] | None = None,
+        forward_stream: Any = None,
+    ) -> None:
+        verify_hooks()
+        self.settings = Settings.from_dict(extra_config or {})
+        self.page_size: int = params.page_size
+        self.forward_stream = forward_stream
+        device_pool = params.token_to_kv_pool_allocator.get_kvcache()
+        self.layout = detect_layout(device_pool, self.page_size)
+        self.pools = {PoolName.KV: device_pool}
+        self.identity = RankIdentity.of_server(server_args, params, self.layout)
+        self.is_group_leader = self.identity.group_rank == 0
+        self.pool = open_pool(self.settings)
+        self.lookup_pages = PageLookup(self.page_size, fastest_hasher())
+        self.fence = SpillFence()
+        self.loads = LayerLoads(self.layout.block.layer_count)
+        self.layer_done_counter = self.loads
+        self.suspended: str | None = None
+        self.failed_load_count = 0
+        self._reopen_version: str | None = None
+        self._enter_namespace()
+        self._log_start()
+
+    # ---- identity ----
+
+    def _enter_namespace(self) -> None:
+        """Keys and blocks from here on belong to the current identity."""
+        namespace = self.identity.namespace
+        index = self.pool.add_namespace(
+            namespace.id, namespace.descriptor, self.layout.block.block_bytes
+        )
+        self.scope = KeyScope(self.identity.scope_mask)
+        self.engine = CopyEngine(self.pool, index, self.layout.block)
+
+    def _log_start(self) -> None:
+        stats = self.pool.stats()
+        warm = next(
+            (n for id_, _, _, n in self.pool.namespaces() if id_ == self.identity.namespace.id), 0
+        )
+        logger.info(
+            "hpkv: pool %s (%s, %.1f GiB), namespace %s, layout %s, %d B per block, page size %d, "
+            "%d blocks already warm, %d clients",
+            self.pool.path,
+            "adopted" if self.pool.adopted else "created",
+            self.pool.pool_bytes / 2**30,
+            self.identity.namespace.id.hex()[:12],
+            self.layout.name,
+            self.layout.block.block_bytes,
+            self.page_size,
+            warm,
+            stats["clients"],
+        )
+
+    # ---- lookup ----
+
+    def find(self, req: Any, key: Any, first_page: int) -> tuple[RequestPages, Lease | None]:
+        """Pages of the request, and a lease on the run of blocks that starts at `first_page`."""
+        pages = self.lookup_pages.pages(req, key, self.scope)
+        last_page = len(key) // self.page_size
+        lease = self.pool.pin(pages.keys[first_page:last_page])
+        if lease.count == 0:
+            lease.release()
+            return pages, None
+        return pages, lease
+
+    def worth_loading(self, pages: int) -> int:
+        """How many of the found pages are cheaper to load than to compute."""
+        return pages
+
+    def verify(self, lease: Lease) -> VerifyTicket:
+        return self.engine.verify(lease)
+
+    # ---- load ----
+
+    def queue_load(self, rid: str, lease: Lease | None, pages: int, slots: torch.Tensor) -> None:
+        """Queue a load of the first `pages` blocks of `lease` into `slots` (int64 [pages * page])."""
+        if lease is not None and lease.count < pages:
+            lease.release()
+            lease = None
+        if lease is not None:
+            lease.keep(pages)
+        self.loads.queue(QueuedLoad(rid, lease, self._page_indices(slots)))
+
+    def start_layer_wise_loading(self) -> int:
+        self.fence.settle()
+        return self.loads.start(self.engine)
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        return all(self.loads.finish(counter_index).values())
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        return self.loads.cancel_queued(rid)
+
+    # ---- spill ----
+
+    def spill(self, hashes: list[str], slots: torch.Tensor) -> None:
+        """Copy the pages in `slots` to the pool, those that are not there yet. Returns at once."""
+        if self.suspended:
+            return
+        self.fence.note_spill(
+            self.engine.spill(self.scope.keys(hashes), self._page_indices(slots))
+        )
+
+    def _page_indices(self, slots: torch.Tensor) -> PageIndices:
+        """Page index of each page in `slots`; slots of one page are contiguous in SGLang."""
+        firsts: PageIndices = slots[:: self.page_size].to(torch.int64).cpu().numpy()
+        return firsts // self.page_size
+
+    # ---- weights ----
+
+    def suspend(self, reason: str) -> None:
+        """No lookup, load or spill from here on. Blocks until no copy is in flight."""
+        self.suspended = reason
+        self.engine.quiesce()
+
+    def reopen_on_reset(self, weight_version: str) -> None:
+        self._reopen_version = weight_version
+
+    # ---- lifecycle ----
+
+    def drop_namespace(self) -> int:
+        return self.pool.drop_namespace(self.identity.namespace.id)
+
+    def reset(self) -> None:
+        """Quiesce; the tree is empty afterwards. The pool keeps its blocks."""
+        self.loads.reset()
+        self.engine.quiesce()
+        self.fence.clear()
+        if self._reopen_version is not None:
+            self.identity = self.identity.with_weights(self._reopen_version)
+            self._reopen_version = None
+            self.engine.close()
+            self._enter_namespace()
+            self.suspended = None
+
+    def close(self) -> None:
+        self.loads.reset()
+        self.engine.close()
+        self.pool.close()
+
+    # ---- parts of the interface this linker has no use for: `HpkvLinkerWrapper` goes past them ----
+
+    def record_offload_ready(self) -> list[Any]:
+        return []
+
+    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+        raise NotImplementedError("the tree looks up through find()")
+
+    def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
+        raise NotImplementedError("the tree loads through queue_load()")
+
+    def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
+        raise NotImplementedError("the tree stores through spill()")
+
+    def num_completed_offloads(self) -> int:
+        return 0
+
+    def pop_completed_offload(self) -> bool:
+        raise NotImplementedError("spills leave nothing to complete")

@@ -1,0 +1,105 @@
+"""Loads of a rank: queued while a batch is built, started before its forward, waited for by layer.
+
+    queue     (scheduler) slots are allocated, blocks are pinned by a lease
+    start     one batch of copies; the engine works layer by layer, first layers of all pages first
+    wait      attention asks for layer k of the batch it runs: returns when layer k has landed
+    finish    after the forward: which requests have all their bytes
+
+A load that could not even be started is a failed load, decided here and reported by `finish`, so
+that every rank goes through the same steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hpkv_sglang._core import CopyEngine, Lease, LoadTicket
+
+NO_BATCH = -1
+
+PageIndices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedLoad:
+    """One request's load: page indices (int64, one per block) and the lease on the blocks."""
+
+    rid: str
+    lease: Lease | None  # None: this rank lost its blocks; the load fails without being started
+    pages: PageIndices
+
+
+class LayerLoads:
+    """The `layer_done_counter` SGLang's KV pools wait on, and the loads behind it."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self.consumer_index = NO_BATCH
+        self._next_index = 0
+        self._queued: list[QueuedLoad] = []
+        self._started: dict[int, dict[str, LoadTicket | None]] = {}
+
+    # ---- SGLang's counter interface ----
+
+    def set_consumer(self, index: int) -> None:
+        self.consumer_index = index
+
+    def wait_until(self, threshold: int) -> None:
+        """Return once layer `threshold` of the consumer's loads is on the device, or has failed.
+
+        A batch that is finished, and one without loads, is waited for by nobody.
+        """
+        for ticket in self._started.get(self.consumer_index, {}).values():
+            if ticket is not None:
+                ticket.wait_layer(threshold)
+
+    # ---- the life of a load ----
+
+    def queue(self, load: QueuedLoad) -> None:
+        self._queued.append(load)
+
+    def cancel_queued(self, rid: str) -> bool:
+        """Forget a load that has not started; its lease is released."""
+        for index, load in enumerate(self._queued):
+            if load.rid == rid:
+                del self._queued[index]
+                if load.lease is not None:
+                    load.lease.release()
+                return True
+        return False
+
+    def start(self, engine: CopyEngine) -> int:
+        """Start what is queued; returns the batch's index, `NO_BATCH` when nothing is."""
+        if not self._queued:
+            return NO_BATCH
+        queued, self._queued = self._queued, []
+        index, self._next_index = self._next_index, self._next_index + 1
+        self._started[index] = {
+            load.rid: None if load.lease is None else engine.load(load.lease, load.pages)
+            for load in queued
+        }
+        return index
+
+    def finish(self, index: int) -> dict[str, bool]:
+        """Wait until batch `index` no longer writes the device; rid -> all its bytes landed."""
+        tickets = self._started.get(index, {})
+        landed = {rid: ticket is not None and ticket.wait() for rid, ticket in tickets.items()}
+        self._started.pop(index, None)
+        return landed
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._queued or self._started)
+
+    def reset(self) -> None:
+        """Wait for what is started, forget what is queued."""
+        for load in self._queued:
+            if load.lease is not None:
+                load.lease.release()
+        self._queued.clear()
+        for index in list(self._started):
+            self.finish(index)
+        self.consumer_index = NO_BATCH

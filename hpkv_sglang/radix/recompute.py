@@ -1,0 +1,85 @@
+"""A request whose load failed is computed again.
+
+Stock SGLang answers such a request with an error. Its forward has run on slots that do not hold
+what was promised, so its output must never be seen and its KV never enter the tree:
+
+    run_batch                  release the request's slots and drop it from the batch's results
+    get_next_batch_to_run      take it out of the batch just launched, before batches are merged
+    process_batch_result       of that same batch: only now put it back into the queue (earlier, a
+                               retracted request would be processed as if it were this batch's)
+
+The functions are hooks on `Scheduler`; the state they share is on the tree (the failed requests)
+and on the scheduler (the batch they were in). Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class _Dropped(NamedTuple):
+    batch: Any
+    reqs: tuple[Any, ...]
+
+
+def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+    """AROUND `Scheduler.run_batch`: freed slots are settled before, failed loads taken out after."""
+    tree = scheduler.tree_cache
+    tree.tiers.fence.settle()
+    result = original(scheduler, batch, *args, **kw)
+    failed, tree.failed_load_reqs = tree.failed_load_reqs, ()
+    for req in failed:
+        _release(scheduler, req)
+    if failed:
+        scheduler.hpkv_dropped = _Dropped(batch, failed)
+    return result
+
+
+def get_next_batch_to_run(
+    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
+) -> Any:
+    """AROUND `Scheduler.get_next_batch_to_run`: the dropped requests do not go on to decode."""
+    dropped: _Dropped | None = getattr(scheduler, "hpkv_dropped", None)
+    if dropped is not None:
+        scheduler.hpkv_dropped = None
+        if last_batch is dropped.batch:
+            last_batch.filter_batch(reqs_to_exclude=list(dropped.reqs))
+            if last_batch.chunked_req in dropped.reqs:
+                last_batch.chunked_req = None
+    return original(scheduler, running_batch=running_batch, last_batch=last_batch)
+
+
+def process_batch_result(result: Any, scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+    """AFTER `Scheduler.process_batch_result`: dropped requests return to the queue."""
+    waiting = None
+    for req in batch.reqs:
+        if req.is_retracted and getattr(req, "hpkv_requeue", False):
+            waiting = waiting or {id(queued) for queued in scheduler.waiting_queue}
+            req.hpkv_requeue = False
+            if id(req) not in waiting:
+                scheduler._add_request_to_queue(req, is_retracted=True)
+    return result
+
+
+def _release(scheduler: Any, req: Any) -> None:
+    """Give the request's slots back and make it look as if it had never been scheduled."""
+    from sglang.srt.managers.schedule_batch import release_req
+
+    if scheduler.chunked_req is req:
+        scheduler.chunked_req = None
+    release_req(
+        req=req,
+        remaing_req_count=0,
+        req_to_token_pool=scheduler.req_to_token_pool,
+        token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
+        tree_cache=scheduler.tree_cache,
+        hisparse_coordinator=None,
+        offload_kv=False,
+    )
+    # The retry reports what it found cached itself; the failed load counts as nothing.
+    req.retracted_stain = False
+    req._cache_breakdown_computed = False
+    req.cached_tokens = 0
+    req.skip_radix_cache_insert = False
+    req.hpkv_requeue = True

@@ -1,0 +1,210 @@
+"""What the tree asks of the tiers: match a prompt, load its tail, spill a node.
+
+Per request, in this order (scheduler thread; every rank of a group takes the same steps):
+
+    match        pin the run of verified blocks behind the device prefix; the ranks agree on the
+                 shortest; SGLang is promised that many tokens and no more
+    load_back    slots are allocated on every rank or on none; the pins go to the queued load
+    start        with its batch, before the forward
+    finish       after the forward: the ranks agree which requests have all their bytes
+
+A pin is a lease of one scheduling step: `tick` lets go of those that no match renewed, because
+SGLang never says that a waiting request lost interest. Spills leave no trace here: they take no
+lock, and whether a block is stored is the index's business (see `fence`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.mem_cache.unified_cache.components import (
+    ExternalLinkerLoadPhase,
+    LinkerTransferPhase,
+)
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
+    ExternalCacheHitMarker,
+    UnifiedCacheLinkerWrapper,
+)
+
+from hpkv_sglang._core import Lease
+from hpkv_sglang.radix.linker import HpkvLinker
+from hpkv_sglang.radix.waiting import WaitingRequests
+
+logger = logging.getLogger(__name__)
+
+
+class _Promise(NamedTuple):
+    lease: Lease
+    tick: int
+
+
+class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
+    """Drives one `HpkvLinker` on behalf of one tree."""
+
+    def __init__(self, cache: Any, cache_linker: HpkvLinker) -> None:
+        super().__init__(cache, cache_linker)
+        self.tiers = cache_linker
+        self.group_size = _group_size(cache)
+        self.waiting = WaitingRequests(self._agree_min, decides=cache_linker.is_group_leader)
+        self._promises: dict[str, _Promise] = {}
+        self._tick = 0
+
+    # ---- agreement between ranks ----
+
+    def _agree_min(self, values: list[int]) -> list[int]:
+        if self.group_size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.int64)
+        self.cache._all_reduce_attn_groups(tensor, torch.distributed.ReduceOp.MIN)
+        agreed: list[int] = tensor.tolist()
+        return agreed
+
+    # ---- once per scheduling step ----
+
+    def tick(self) -> None:
+        """Let stale pins go and settle who still waits. Costs nothing when idle."""
+        self._tick += 1
+        if self._promises:
+            stale = [rid for rid, p in self._promises.items() if p.tick < self._tick - 1]
+            for rid in stale:
+                self._drop_promise(rid)
+        if self.waiting:
+            self.waiting.step()
+
+    def _drop_promise(self, rid: str) -> None:
+        self.hit_markers.pop(rid, None)
+        promise = self._promises.pop(rid, None)
+        if promise is not None:
+            promise.lease.release()
+
+    # ---- match ----
+
+    def match(self, key: Any, req: Any, result: Any) -> Any:
+        """`result` with the verified, pinned tail added as a host hit."""
+        self._drop_promise(req.rid)
+        page = self.cache.page_size
+        device_pages = result.device_prefix_len // page
+        tail_pages = len(key) // page - device_pages
+        if tail_pages <= 0 or self.tiers.suspended or getattr(req, "hpkv_recompute", False):
+            return result
+        pages, lease = self.tiers.find(req, key, device_pages)
+        usable = 0 if lease is None else lease.verified_count
+        hit_pages = self._agree_min([self.tiers.worth_loading(usable)])[0]
+        if lease is not None:
+            self._promises[req.rid] = _Promise(lease, self._tick)
+        if hit_pages == 0:
+            return result
+        self.hit_markers[req.rid] = ExternalCacheHitMarker(
+            tail_hashes=pages.hashes[device_pages : device_pages + hit_pages],
+            device_hit_len=result.device_prefix_len,
+        )
+        return result._replace(
+            last_host_node=result.best_match_node, host_hit_length=hit_pages * page
+        )
+
+    def wait_for_tiers(self, handle: Any) -> None:
+        """Called when a request enters the queue, right after its first match.
+
+        Blocks that were found but not yet verified in this epoch are checked in the background.
+        With several ranks every request is registered, since a rank cannot know whether another
+        one has something to check.
+        """
+        promise = self._promises.get(handle.rid)
+        ticket = None
+        if promise is not None and promise.lease.verified_count < promise.lease.count:
+            self._drop_promise(handle.rid)  # SGLang matches again before it admits the request
+            ticket = self.tiers.verify(promise.lease)
+        if ticket is not None or self.group_size > 1:
+            self.waiting.add(handle, ticket)
+
+    # ---- load ----
+
+    def load_back(self, req: Any) -> tuple[int, Any]:
+        """Allocate slots on every rank or on none, and queue the load into them."""
+        marker = self.hit_markers.pop(req.rid, None)
+        promise = self._promises.pop(req.rid, None)
+        if marker is None:
+            return 0, req.last_node
+        full = self._components[0]
+        transfer = full.build_external_linker_transfer(
+            LinkerTransferPhase.LOAD, None, marker.tail_hashes
+        )
+        prefix_len = marker.device_hit_len + len(marker.tail_hashes) * self.cache.page_size
+        if not self._agree_min([int(transfer is not None)])[0]:
+            if transfer is not None:
+                self._update_load(
+                    ExternalLinkerLoadPhase.ABORT, req, [(full, transfer)], prefix_len
+                )
+            if promise is not None:
+                promise.lease.release()
+            return 0, req.last_node
+        slots = transfer.device_indices
+        self.tiers.queue_load(
+            req.rid, None if promise is None else promise.lease, len(marker.tail_hashes), slots
+        )
+        self._update_load(ExternalLinkerLoadPhase.PREPARE, req, [(full, transfer)], prefix_len)
+        self.private_load_indices[req.rid] = slots
+        self.inflight_load_rids.append(req.rid)
+        return len(slots), req.last_node
+
+    def finish_loads(self) -> list[str]:
+        """Requests of the batch that just ran whose bytes did not land on every rank."""
+        rids, self.inflight_load_rids = self.inflight_load_rids, []
+        if not rids:
+            return []
+        index, self.inflight_load_index = self.inflight_load_index, -1
+        landed = self.tiers.loads.finish(index)
+        agreed = self._agree_min([int(landed.get(rid, False)) for rid in rids])
+        for rid in rids:
+            self.private_load_indices.pop(rid, None)
+        failed = [rid for rid, ok in zip(rids, agreed, strict=True) if not ok]
+        if failed:
+            self.tiers.failed_load_count += len(failed)
+            logger.warning("%d loads failed; their requests are recomputed: %s", len(failed), failed)
+        return failed
+
+    # ---- spill ----
+
+    def offload_nodes(self, node_ids: Sequence[Any]) -> None:
+        """Store what the write policy says; the tree is told at once, the copies run behind it."""
+        core = self.cache.tree_core
+        for node_id in node_ids:
+            if core.build_external_linker_offload_transfers(node_id) is None:
+                continue
+            self.spill_node(node_id)
+            core.mark_external_linker_offload_pending(node_id)
+            core.finish_external_linker_offload([node_id], node_id, True)
+
+    def spill_node(self, node_id: Any) -> None:
+        """Submit a node's pages; those that are stored already are only marked as recent."""
+        core = self.cache.tree_core
+        hashes = core.get_hash_values(node_id)
+        slots = core.get_component_device_value(node_id, self._components[0].component_type)
+        if hashes and slots is not None:
+            self.tiers.spill(list(hashes), slots)
+
+    # ---- lifecycle ----
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.waiting) or self.tiers.loads.pending
+
+    def reset(self) -> None:
+        for rid in list(self._promises):
+            self._drop_promise(rid)
+        self.waiting.clear()
+        super().reset()
+
+    def release_request(self, rid: str) -> None:
+        self._drop_promise(rid)
+        super().release_request(rid)
+
+
+def _group_size(cache: Any) -> int:
+    """How many ranks schedule in lockstep with this one."""
+    groups = [g for g in (cache.attn_cp_group, cache.attn_tp_group) if g is not None]
+    sizes = [torch.distributed.get_world_size(group=group) for group in groups]
+    return max([*sizes, cache.tp_world_size])
