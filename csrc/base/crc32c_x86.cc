@@ -26,7 +26,8 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kLane = 2 * kLine;
 constexpr std::size_t kChunk = 3 * kLane;
-constexpr std::size_t kPrefetchAhead = 1024;
+constexpr std::size_t kChecksumAhead = 2048;
+constexpr std::size_t kCopyAhead = 512;
 
 // crc32_u64(0, a *carry-less* b) is a * b * x^33 modulo the polynomial: 32 from the instruction,
 // one because a 63-bit product sits in a 64-bit word. So the constant lacks these 33.
@@ -93,7 +94,7 @@ HPKV_X86 inline void prefetch(const std::byte* line) noexcept {
 
 // For one line of each lane, the same line some chunks later.
 HPKV_X86 inline void prefetch_chunk(const std::byte* line) noexcept {
-  for (std::size_t lane = 0; lane < kChunk; lane += kLane) prefetch(line + lane + kPrefetchAhead);
+  for (std::size_t lane = 0; lane < kChunk; lane += kLane) prefetch(line + lane + kChecksumAhead);
 }
 
 // Bytes before `target` reaches a whole cache line, at most `count`.
@@ -163,7 +164,7 @@ HPKV_X86 void copy_nt(std::byte* target, const std::byte* source, std::size_t co
   std::size_t at = head_bytes(target, count);
   if (at != 0) std::memcpy(target, source, at);
   for (; count - at >= kLine; at += kLine) {
-    prefetch(source + at + kPrefetchAhead);
+    prefetch(source + at + kCopyAhead);
     stream_line(target + at, source + at);
   }
   if (count != at) std::memcpy(target + at, source + at, count - at);
