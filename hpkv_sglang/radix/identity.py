@@ -1,0 +1,266 @@
+"""Who this rank is: the identity of model, layout and shard, read from SGLang.
+
+Owns: `RankIdentity`, and the rules for which weights are the content of files and which are not.
+
+Invariants: a setting that changes the numbers in a block is in the identity; what cannot be
+fingerprinted becomes private to this launch, and is never guessed. Ranks of one server that hold the
+same bytes have the same scope.
+
+Threading: the scheduler's thread, at start and inside a weight update. Reads files of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from hpkv_sglang.errors import IdentityError
+from hpkv_sglang.fingerprint import Weights, config_fingerprint, weights_fingerprint
+from hpkv_sglang.namespace import (
+    ModelIdentity,
+    Namespace,
+    canonical_json,
+    private_weights,
+    scope_mask,
+)
+
+__all__ = ["RankIdentity", "local_directory", "read_weights", "weights_of_files"]
+
+logger = logging.getLogger(__name__)
+
+# Load formats whose weights are the files in the model path, in any arrangement.
+_FILE_FORMATS = frozenset(
+    {
+        "auto",
+        "bitsandbytes",
+        "fastsafetensors",
+        "gguf",
+        "instanttensor",
+        "layered",
+        "mistral",
+        "npcache",
+        "pt",
+        "safetensors",
+        "sharded_state",
+    }
+)
+# Settings that bring weights from elsewhere, or change them after loading.
+_FOREIGN_WEIGHTS = (
+    "checkpoint_engine_wait_weights_before_ready",
+    "custom_weight_loader",
+    "decrypted_config_file",
+    "kt_weight_path",
+    "modelopt_checkpoint_restore_path",
+    "quantize_and_serve",
+)
+# Settings that change the numbers, beside those with a field of their own in ModelIdentity.
+_NUMERIC_SETTINGS = (
+    "attention_backend",
+    "bf16_gemm_backend",
+    "context_length",
+    "decode_attention_backend",
+    "device",
+    "enable_deterministic_inference",
+    "enable_fused_qk_norm_rope",
+    "enable_multimodal",
+    "enable_precise_embedding_interpolation",
+    "enable_quant_communications",
+    "enable_tf32_matmul",
+    "flashinfer_mxfp4_moe_precision",
+    "fp4_gemm_runner_backend",
+    "fp8_gemm_runner_backend",
+    "image_processor_backend",
+    "kt_method",
+    "mm_attention_backend",
+    "mm_process_config",
+    "model_impl",
+    "model_loader_extra_config",
+    "modelopt_quant",
+    "moe_runner_backend",
+    "prefill_attention_backend",
+    "prefill_kv_cache_dequant_dtype",
+    "rl_on_policy_target",
+    "rl_quant_profile",
+    "triton_attention_reduce_in_fp32",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankIdentity:
+    """The model's identity and this rank's part of a page.
+
+    group_rank, group_size   this rank among those that share a page (attention tensor parallel)
+    block_format             how the bytes of a block are arranged
+    replicated               every rank of the group holds the same bytes
+    names                    digest of the checkpoint's tensor names; empty if there are no files
+    """
+
+    model: ModelIdentity
+    group_rank: int
+    group_size: int
+    block_format: str
+    replicated: bool
+    names: str
+
+    @classmethod
+    def of_server(cls, server_args: Any, params: Any, layout: Any) -> Self:
+        """The identity at start. `params`: SGLang's cache parameters; `layout`: the detected one."""
+        from sglang.srt.arg_groups.model_override_base import model_config_of
+        from sglang.srt.runtime_context import get_parallel
+
+        view = _view(server_args)
+        model_config = model_config_of(server_args)
+        weights, names = _start_weights(view, model_config)
+        directory = local_directory(view, str(model_config.model_path))
+        device_pool = params.token_to_kv_pool_allocator.get_kvcache()
+        parallel = get_parallel()
+        identity = ModelIdentity(
+            model=str(view.served_model_name or view.model_path),
+            weight_label=str(view.weight_version),
+            config=_config_digest(directory, model_config),
+            weights=weights,
+            dtype=str(model_config.dtype),
+            kv_dtype=f"{device_pool.dtype} in {device_pool.store_dtype}",
+            quantization=str(model_config.quantization),
+            overrides=_overrides(view.json_model_override_args),
+            numerics=_numerics(view),
+            layout=layout.name,
+            geometry=dict(layout.geometry),
+            page_size=params.page_size,
+            parallel={
+                name: int(getattr(parallel, name))
+                for name in ("tp_size", "attn_tp_size", "attn_dp_size", "pp_size")
+            },
+            engine=_engine(),
+        )
+        return cls(
+            model=identity,
+            group_rank=parallel.attn_tp_rank,
+            group_size=parallel.attn_tp_size,
+            block_format=layout.name,
+            replicated=layout.replicated,
+            names=names,
+        )
+
+    @cached_property
+    def namespace(self) -> Namespace:
+        """Under which blocks of this model may be shared."""
+        return self.model.namespace()
+
+    @property
+    def shard(self) -> str:
+        """Which part of a page this rank's blocks hold."""
+        return "whole" if self.replicated else f"tp{self.group_rank}/{self.group_size}"
+
+    @property
+    def scope_mask(self) -> bytes:
+        """32 bytes to mix into this rank's page hashes."""
+        return scope_mask(self.namespace.id, self.shard, self.block_format)
+
+    @property
+    def weight_version(self) -> str:
+        """The identity of the weights, as `with_weights` takes it."""
+        return self.model.weights
+
+    def with_weights(self, weight_version: str) -> Self:
+        """The same rank with other weights; equal versions give equal namespaces."""
+        return replace(self, model=replace(self.model, weights=weight_version))
+
+
+def read_weights(view: Any, model_path: str) -> Weights | None:
+    """Fingerprint of the checkpoint at `model_path`; None, logged, if there is none to be read."""
+    directory = local_directory(view, model_path)
+    try:
+        return weights_fingerprint(directory) if directory is not None else None
+    except (IdentityError, OSError) as error:
+        logger.warning("hpkv: weights of %s are private to this server: %s", model_path, error)
+        return None
+
+
+def weights_of_files(view: Any, load_format: Any) -> bool:
+    """Whether a model loaded now would have the weights in its model path."""
+    text = str(getattr(load_format, "value", load_format)).lower()
+    foreign = [name for name in _FOREIGN_WEIGHTS if getattr(view, name, None)]
+    cached = getattr(view, "weight_cache_mode", "off") != "off"
+    return text in _FILE_FORMATS and not foreign and not cached
+
+
+def local_directory(view: Any, model_path: str) -> Path | None:
+    """Where the model's files are on this machine; None if they are not."""
+    path = Path(model_path)
+    if path.exists():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            model_path,
+            revision=view.revision,
+            cache_dir=view.download_dir,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:  # not a repository name, or not in the cache
+        logger.warning("hpkv: no local files of %s: %s", model_path, error)
+        return None
+    return Path(found)
+
+
+def launch_id_of(view: Any) -> str:
+    """The random word of this launch."""
+    linker = view.unified_cache_external_linker_config
+    return str(linker["linker_extra_config"]["launch_id"])
+
+
+def _view(server_args: Any) -> Any:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return resolving_view(server_args)
+
+
+def _start_weights(view: Any, model_config: Any) -> tuple[str, str]:
+    """(weights identity, digest of tensor names) of the model as it was loaded."""
+    if weights_of_files(view, view.load_format):
+        read = read_weights(view, str(model_config.model_path))
+        if read is not None:
+            return f"content:{read.content}", read.names
+    # Data-parallel replicas load for themselves: what is random differs between them.
+    return private_weights(launch_id_of(view), "start", _replica()), ""
+
+
+def _replica() -> str:
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return f"dp{parallel.dp_rank}/{parallel.attn_dp_rank}"
+
+
+def _config_digest(directory: Path | None, model_config: Any) -> str:
+    if directory is not None and directory.is_dir():
+        return config_fingerprint(directory)
+    return hashlib.sha256(canonical_json(model_config.hf_config.to_dict()).encode()).hexdigest()
+
+
+def _overrides(text: str | None) -> str:
+    import json
+
+    return canonical_json(json.loads(text or "{}"))
+
+
+def _numerics(view: Any) -> dict[str, str]:
+    """Settings that are set; a file counts by its content."""
+    given = {name: getattr(view, name, None) for name in _NUMERIC_SETTINGS}
+    found = {name: str(value) for name, value in given.items() if value not in (None, False, "")}
+    scales = getattr(view, "quantization_param_path", None)
+    if scales:
+        found["quantization_param"] = hashlib.sha256(Path(scales).read_bytes()).hexdigest()
+    return found
+
+
+def _engine() -> str:
+    from sglang.version import __version__
+
+    return f"sglang {__version__}"
