@@ -84,7 +84,10 @@ def _register(wanted: bool) -> None:
     if wanted and _SCHEDULER_MODULE in sys.modules:
         from hpkv_sglang.radix.install import install
 
-        _registered.targets += install()
+        def register_one(target: str, function: Any, kind: Any) -> None:
+            registry.register(target, function, hook_types[getattr(kind, "name", kind)])
+
+        _registered.targets += install(register_one)
     if _nobody_will_apply():
         registry.apply_hooks()
 

@@ -3,15 +3,16 @@
 Owns: `RankIdentity`, and the rules for which weights are the content of files and which are not.
 
 Invariants: a setting that changes the numbers in a block is in the identity; what cannot be
-fingerprinted becomes private to this launch, and is never guessed. Ranks of one server that hold the
-same bytes have the same scope.
+fingerprinted becomes private to this launch, and is never guessed. Ranks of one server that hold
+the same bytes have the same scope.
 
-Threading: the scheduler's thread, at start and inside a weight update. Reads files of the checkpoint.
+Threading: the scheduler's thread, at start and inside a weight update. Reads the checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +29,15 @@ from hpkv_sglang.namespace import (
     scope_mask,
 )
 
-__all__ = ["RankIdentity", "local_directory", "read_weights", "weights_of_files"]
+__all__ = [
+    "RankIdentity",
+    "launch_id_of",
+    "local_directory",
+    "read_weights",
+    "replica_name",
+    "view_of",
+    "weights_of_files",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +117,11 @@ class RankIdentity:
 
     @classmethod
     def of_server(cls, server_args: Any, params: Any, layout: Any) -> Self:
-        """The identity at start. `params`: SGLang's cache parameters; `layout`: the detected one."""
+        """The identity at start. `params`: SGLang's cache parameters; `layout`: as detected."""
         from sglang.srt.arg_groups.model_override_base import model_config_of
         from sglang.srt.runtime_context import get_parallel
 
-        view = _view(server_args)
+        view = view_of(server_args)
         model_config = model_config_of(server_args)
         weights, names = _start_weights(view, model_config)
         directory = local_directory(view, str(model_config.model_path))
@@ -215,7 +224,8 @@ def launch_id_of(view: Any) -> str:
     return str(linker["linker_extra_config"]["launch_id"])
 
 
-def _view(server_args: Any) -> Any:
+def view_of(server_args: Any) -> Any:
+    """SGLang's arguments as resolved; the record itself keeps what the user typed."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
     return resolving_view(server_args)
@@ -228,10 +238,11 @@ def _start_weights(view: Any, model_config: Any) -> tuple[str, str]:
         if read is not None:
             return f"content:{read.content}", read.names
     # Data-parallel replicas load for themselves: what is random differs between them.
-    return private_weights(launch_id_of(view), "start", _replica()), ""
+    return private_weights(launch_id_of(view), "start", replica_name()), ""
 
 
-def _replica() -> str:
+def replica_name() -> str:
+    """Which data-parallel replica this scheduler belongs to."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
@@ -245,8 +256,6 @@ def _config_digest(directory: Path | None, model_config: Any) -> str:
 
 
 def _overrides(text: str | None) -> str:
-    import json
-
     return canonical_json(json.loads(text or "{}"))
 
 
