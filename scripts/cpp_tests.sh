@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Builds and runs the C++ tests.
+#
+#   scripts/cpp_tests.sh [plain] [address] [thread]     default: plain
+#
+# 'address' is ASan with UBSan, 'thread' is TSan. A sanitizer that the compiler does not bring is
+# skipped with a notice.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/venv.sh
+. scripts/step.sh
+
+bin="${HPKV_VENV:-.venv}/bin"
+[ "${bin#/}" != "$bin" ] || bin="$PWD/$bin"
+export PATH="$bin:$PATH"
+
+sanitizer_flag() {
+  case "$1" in
+    address) echo "-fsanitize=address,undefined" ;;
+    thread) echo "-fsanitize=thread" ;;
+  esac
+}
+
+# A program built with the sanitizer must also start: some kernels and containers forbid that.
+sanitizer_works() {
+  local folder rc=0
+  folder=$(mktemp -d)
+  printf 'int main() { return 0; }\n' >"$folder/probe.cc"
+  "${CXX:-c++}" -std=c++20 "$(sanitizer_flag "$1")" "$folder/probe.cc" -o "$folder/probe" \
+    && "$folder/probe" || rc=1
+  rm -rf "$folder"
+  return $rc
+}
+
+configure() {
+  cmake -S . -B "$1" -G Ninja -DHPKV_TESTS=ON "-DHPKV_SANITIZE=$2"
+}
+
+for kind in "${@:-plain}"; do
+  sanitize=""
+  if [ "$kind" != plain ]; then
+    sanitize="$kind"
+    if ! sanitizer_works "$kind" >/dev/null 2>&1; then
+      echo "SKIPPED: C++ tests with the $kind sanitizer: ${CXX:-c++} cannot build or run it here"
+      continue
+    fi
+  fi
+  folder="build/cpp-$kind"
+  step "C++ tests ($kind): configure" configure "$folder" "$sanitize"
+  step "C++ tests ($kind): build" cmake --build "$folder"
+  HPKV_LOG_TAIL=120 step "C++ tests ($kind): run" \
+    ctest --test-dir "$folder" --output-on-failure --no-tests=error --timeout 600
+done
