@@ -1,0 +1,147 @@
+// Jobs of the CPU engine (one per ticket) and the queues that hand out their units.
+//
+//   queue    spill: one page            load: (layer, chunk of pages)      verify: one block
+//   order    loads, then verifications, then spills; each first come, first served
+//   gate     a load's later layers wait until its first layer has landed, because the first one
+//            is where unverified blocks are checked
+//
+// Invariant: a job is in a queue exactly while it has unclaimed units; spill_pages counts those of
+// spills.
+// Threads: not locked here; the engine guards every call by its mutex. Fields of a job other than
+// its claim counter are constant after submission, or atomic.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/key.h"
+#include "copy/ticket.h"
+#include "shm/lease.h"
+
+namespace hpkv::cpu {
+
+struct SpillJob {
+  std::shared_ptr<SpillTicket> ticket;
+  std::vector<Key> keys;
+  std::vector<std::int64_t> pages;
+  std::atomic<std::size_t> unfinished;  // pages whose work is not over
+  std::size_t claimed = 0;              // engine mutex
+
+  SpillJob(std::vector<Key> the_keys, std::vector<std::int64_t> the_pages)
+      : ticket(std::make_shared<SpillTicket>(the_pages.size())),
+        keys(std::move(the_keys)),
+        pages(std::move(the_pages)),
+        unfinished(pages.size()) {}
+};
+
+struct LoadJob {
+  std::shared_ptr<LoadTicket> ticket;
+  Lease lease;
+  std::vector<std::int64_t> pages;
+  std::size_t chunk_pages;  // pages per unit
+  std::size_t chunk_count;  // units per layer
+  std::size_t claimed = 0;  // units; engine mutex
+
+  LoadJob(std::uint32_t layer_count, Lease the_lease, std::vector<std::int64_t> the_pages,
+          std::size_t the_chunk_pages)
+      : lease(std::move(the_lease)),
+        pages(std::move(the_pages)),
+        chunk_pages(the_chunk_pages),
+        chunk_count((pages.size() + chunk_pages - 1) / chunk_pages) {
+    ticket = std::make_shared<LoadTicket>(layer_count, chunk_count);
+  }
+
+  [[nodiscard]] std::size_t unit_count() const noexcept {
+    return chunk_count * ticket->layer_count();
+  }
+};
+
+struct VerifyJob {
+  std::shared_ptr<VerifyTicket> ticket;
+  Lease lease;
+  std::size_t claimed = 0;  // blocks; engine mutex
+
+  explicit VerifyJob(Lease the_lease)
+      : ticket(std::make_shared<VerifyTicket>(the_lease.count())), lease(std::move(the_lease)) {}
+};
+
+// Pages [begin, end): one page, or all that is left of a cancelled job.
+struct SpillUnit {
+  std::shared_ptr<SpillJob> job;
+  std::size_t begin;
+  std::size_t end;
+};
+
+struct LoadUnit {
+  std::shared_ptr<LoadJob> job;
+  std::uint32_t layer;
+  std::size_t chunk;
+};
+
+struct VerifyUnit {
+  std::shared_ptr<VerifyJob> job;
+  std::size_t index;
+};
+
+using Unit = std::variant<SpillUnit, LoadUnit, VerifyUnit>;
+
+class JobQueues {
+ public:
+  std::deque<std::shared_ptr<SpillJob>> spills;
+  std::deque<std::shared_ptr<LoadJob>> loads;
+  std::deque<std::shared_ptr<VerifyJob>> verifies;
+  std::size_t spill_pages = 0;  // unclaimed ones
+
+  [[nodiscard]] bool empty() const noexcept {
+    return spills.empty() && loads.empty() && verifies.empty();
+  }
+
+  // The next unit that may run now; nothing when all that is left waits for a gate, or is a spill
+  // and `spill_allowed` is false.
+  [[nodiscard]] std::optional<Unit> claim(bool spill_allowed) {
+    if (auto unit = claim_load()) return unit;
+    if (auto unit = claim_verify()) return unit;
+    return spill_allowed ? claim_spill() : std::nullopt;
+  }
+
+ private:
+  [[nodiscard]] std::optional<Unit> claim_load() {
+    for (auto it = loads.begin(); it != loads.end(); ++it) {
+      const std::shared_ptr<LoadJob> job = *it;
+      const bool first_layer = job->claimed < job->chunk_count;
+      if (!first_layer && !job->ticket->layer_done(0)) continue;
+      const std::size_t unit = job->claimed++;
+      if (job->claimed == job->unit_count()) loads.erase(it);
+      return LoadUnit{job, static_cast<std::uint32_t>(unit / job->chunk_count),
+                      unit % job->chunk_count};
+    }
+    return std::nullopt;
+  }
+
+  [[nodiscard]] std::optional<Unit> claim_verify() {
+    if (verifies.empty()) return std::nullopt;
+    const std::shared_ptr<VerifyJob> job = verifies.front();
+    const std::size_t index = job->claimed++;
+    if (job->claimed == job->lease.count()) verifies.pop_front();
+    return VerifyUnit{job, index};
+  }
+
+  [[nodiscard]] std::optional<Unit> claim_spill() {
+    if (spills.empty()) return std::nullopt;
+    const std::shared_ptr<SpillJob> job = spills.front();
+    const std::size_t begin = job->claimed;
+    job->claimed = job->ticket->cancelled() ? job->pages.size() : begin + 1;
+    spill_pages -= job->claimed - begin;
+    if (job->claimed == job->pages.size()) spills.pop_front();
+    return SpillUnit{job, begin, job->claimed};
+  }
+};
+
+}  // namespace hpkv::cpu

@@ -1,0 +1,97 @@
+// The copy engine: moves blocks between pages of device memory and the pool, on its own threads or
+// streams. One backend is one directory beside this file; callers see only this header.
+//
+//   spill   device pages -> pool     page by page: reserve, copy and checksum in one pass, publish
+//   load    pool -> device pages     layer by layer across pages, so the first layer lands first
+//   verify  pool                     checksums of blocks nobody checked in this epoch
+//
+// A load goes before a verification, a verification before a spill. Submitting copies the indices,
+// queues and returns: no pool lock, no system call beyond waking a thread. Every queue is bounded;
+// what does not fit is dropped (spill) or fails (load, verify) at once, and is counted.
+//
+// Threads: every method may be called from any thread, except that close() and the destructor run
+// alone. Engine threads never touch Python.
+// Lifetime: device memory of the layout stays mapped until close() has returned.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/key.h"
+#include "copy/faults.h"
+#include "copy/layout.h"
+#include "copy/ticket.h"
+#include "shm/lease.h"
+#include "shm/pool.h"
+
+namespace hpkv {
+
+// Work enqueued before it must be over before a copy may touch device memory. A CUDA engine takes a
+// cudaEvent_t here and lets its stream wait for it; on the CPU there is nothing to wait for, and a
+// handle other than null is an error.
+struct DeviceEvent {
+  void* handle = nullptr;
+};
+
+struct EngineOptions {
+  // With more than one, one thread never spills: a load never waits for a spill to end.
+  std::uint32_t threads = 2;
+  // Bounds of the queues. A page waiting to be spilled costs 40 bytes, a block to be loaded 72.
+  std::size_t spill_pages_max = std::size_t{1} << 20;
+  std::size_t load_tickets_max = 4096;
+  std::size_t verify_tickets_max = 4096;
+};
+
+// Since the engine was made. Pages of spills, blocks of loads and verifications.
+struct EngineStats {
+  std::uint64_t spill_stored = 0;
+  std::uint64_t spill_present = 0;
+  std::uint64_t spill_dropped_full = 0;       // the pool had no place
+  std::uint64_t spill_dropped_busy = 0;       // somebody else writes the block, or our quota is used
+  std::uint64_t spill_dropped_off = 0;        // the pool is off
+  std::uint64_t spill_dropped_queue = 0;      // our own queue was full
+  std::uint64_t spill_dropped_cancelled = 0;  // cancelled, failed by injection, or closed
+  std::uint64_t spilled_bytes = 0;
+  std::uint64_t load_tickets = 0;
+  std::uint64_t load_failed = 0;  // tickets
+  std::uint64_t loaded_blocks = 0;
+  std::uint64_t loaded_bytes = 0;
+  std::uint64_t verified_blocks = 0;  // checksums computed and right
+  std::uint64_t bad_blocks = 0;       // checksums computed and wrong; the blocks are condemned
+  std::uint64_t queued_pages = 0;     // spill pages waiting now
+};
+
+class CopyEngine {
+ public:
+  virtual ~CopyEngine() = default;
+
+  // One key and one page index per page. Throws Error{argument} when the numbers differ or an index
+  // is outside the layout's pages.
+  virtual std::shared_ptr<SpillTicket> spill(std::vector<Key> keys, std::vector<std::int64_t> pages,
+                                             DeviceEvent after) = 0;
+  // Block i of the lease goes to page i of `pages`; throws like spill(), and then the lease's pins
+  // are given back. A block found bad is condemned and fails the ticket; so does an empty lease
+  // with pages to load.
+  virtual std::shared_ptr<LoadTicket> load(Lease lease, std::vector<std::int64_t> pages,
+                                           DeviceEvent after) = 0;
+  virtual std::shared_ptr<VerifyTicket> verify(Lease lease) = 0;
+
+  virtual Faults& faults() noexcept = 0;
+  [[nodiscard]] virtual EngineStats stats() const = 0;
+  // Until nothing is queued or running.
+  virtual void quiesce() = 0;
+  // Drops and fails what has not started, waits for what has, joins. Idempotent; later submissions
+  // are dropped or fail.
+  virtual void close() = 0;
+};
+
+// The CPU backend. Throws Error{argument} when the namespace's block size is not the layout's.
+[[nodiscard]] std::unique_ptr<CopyEngine> make_cpu_engine(std::shared_ptr<Pool> pool,
+                                                          std::uint32_t namespace_index,
+                                                          BlockLayout layout,
+                                                          const EngineOptions& options);
+
+}  // namespace hpkv
