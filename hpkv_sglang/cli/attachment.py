@@ -1,0 +1,41 @@
+"""Attaching to a pool from outside: never creating one, always letting go.
+
+A pool may be live (servers are attached) or cold (nobody is); a command is one more client of it
+and does not care which. Threading: as the pool itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpkv_sglang._core import CorePoolError, Pool
+from hpkv_sglang.config import Settings
+from hpkv_sglang.errors import PoolError
+
+__all__ = ["attached", "default_directory"]
+
+
+def default_directory() -> str:
+    """Where a server started without a path would put the pool (environment, else default).
+
+    Raises ConfigError when the environment is malformed.
+    """
+    return Settings.resolve({"enabled": True}).pool_directory
+
+
+@contextmanager
+def attached(directory: str, *, read_only: bool) -> Iterator[Pool]:
+    """The pool in `directory` while the block runs. May block while a server is creating it.
+
+    Raises PoolError when there is none, it is somebody else's, or the file is not a pool.
+    """
+    try:
+        pool = Pool.open(directory, create=False, read_only=read_only)
+    except CorePoolError as error:
+        kind, message = error.args
+        raise PoolError(kind, message) from error
+    try:
+        yield pool
+    finally:
+        pool.close()

@@ -1,0 +1,137 @@
+"""What `hpkv stat` says: a pool's state as plain values with stable names, and as tables.
+
+Invariant: the keys of `pool_report` are an interface. New ones may appear, none changes its name,
+meaning or unit; sizes are bytes. Values may be of slightly different moments: other processes go on
+while they are read. Threading: pure functions, except that `pool_report` asks the pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from hpkv_sglang._core import Pool
+from hpkv_sglang.namespace import Namespace
+
+__all__ = ["bytes_words", "pool_report", "pool_tables"]
+
+# As the pool counts them; the report adds identity and namespaces.
+_STATE = ("used_bytes", "reserved_bytes", "blocks", "pinned", "writing", "quarantined", "clients")
+_TOTALS = (
+    "hits",
+    "misses",
+    "stored",
+    "evictions",
+    "full",
+    "busy",
+    "lock_timeouts",
+    "bad_checksums",
+    "spilled_bytes",
+    "loaded_bytes",
+)
+
+
+def pool_report(pool: Pool) -> dict[str, Any]:
+    """JSON-ready values of one pool and its namespaces, the fullest namespace first."""
+    stats = pool.stats()
+    report: dict[str, Any] = {
+        "path": pool.path,
+        "uuid": pool.uuid.hex(),
+        "pool_bytes": pool.pool_bytes,
+        "epoch": pool.epoch,
+        "poisoned": pool.poisoned,
+    }
+    report |= {key: stats[key] for key in (*_STATE, *_TOTALS)}
+    # This command is a client too, and not one the user asked about.
+    report["clients"] = max(0, stats["clients"] - 1)
+    report["namespaces"] = sorted(
+        (_namespace_report(*row) for row in pool.namespaces()), key=lambda n: -n["bytes"]
+    )
+    return report
+
+
+def _namespace_report(
+    id_: bytes, descriptor: bytes, block_bytes: int, blocks: int
+) -> dict[str, Any]:
+    words = Namespace.unpack(id_, descriptor).words()
+    return {
+        "id": id_.hex(),
+        "name": _namespace_name(words),
+        "block_bytes": block_bytes,
+        "blocks": blocks,
+        "bytes": block_bytes * blocks,
+        "descriptor": words,
+    }
+
+
+def _namespace_name(words: dict[str, Any]) -> str:
+    """One line for people: model, layout, number formats, page size, shards."""
+    if not words:
+        return "unknown"
+    parallel = words.get("parallel") or {}
+    shards = " ".join(f"{name}{size}" for name, size in parallel.items() if size != 1)
+    parts = [
+        str(words.get("model") or "unknown"),
+        str(words.get("layout", "")),
+        str(words.get("kv_dtype") or words.get("dtype", "")),
+        f"page {words['page_size']}" if "page_size" in words else "",
+        shards,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def bytes_words(count: int) -> str:
+    """`1.5 GiB`: three digits are enough for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}" if unit != "B" else f"{count} B"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
+def pool_tables(report: dict[str, Any]) -> RenderableType:
+    """The report for a terminal."""
+    summary = Table(title=f"hpkv pool {report['path']}", show_header=False, title_justify="left")
+    summary.add_column(style="bold")
+    summary.add_column()
+    share = 100 * report["used_bytes"] / report["pool_bytes"] if report["pool_bytes"] else 0.0
+    asked = report["hits"] + report["misses"]
+    hit_share = f" ({100 * report['hits'] / asked:.1f} % hits)" if asked else ""
+    rows = {
+        "size": bytes_words(report["pool_bytes"]),
+        "used": f"{bytes_words(report['used_bytes'])} ({share:.1f} %)",
+        "blocks": f"{report['blocks']} ({report['pinned']} pinned, {report['writing']} being "
+        f"written, {report['quarantined']} in quarantine)",
+        "clients": f"{report['clients']} (epoch {report['epoch']})",
+        "lookups": f"{report['hits']} hits, {report['misses']} misses{hit_share}",
+        "spilled": f"{bytes_words(report['spilled_bytes'])} in {report['stored']} blocks",
+        "loaded": bytes_words(report["loaded_bytes"]),
+        "trouble": f"{report['evictions']} evicted, {report['full']} found it full, "
+        f"{report['busy']} found it busy, {report['lock_timeouts']} lock timeouts, "
+        f"{report['bad_checksums']} bad checksums",
+    }
+    if report["poisoned"]:
+        rows["state"] = "[red]poisoned: off until no server is attached, then recreated[/red]"
+    for name, value in rows.items():
+        summary.add_row(name, value)
+    return Group(summary, _namespace_table(report["namespaces"]))
+
+
+def _namespace_table(namespaces: list[dict[str, Any]]) -> RenderableType:
+    table = Table(title="namespaces", title_justify="left")
+    table.add_column("id", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for name in ("blocks", "used", "per block"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in namespaces:
+        table.add_row(
+            entry["id"][:12],
+            entry["name"],
+            str(entry["blocks"]),
+            bytes_words(entry["bytes"]),
+            bytes_words(entry["block_bytes"]),
+        )
+    return table
