@@ -112,7 +112,8 @@ class Pool:
 @final
 class Region:
     """One buffer's share of a block: piece i of page p is copied between
-    ``base + p * page_stride + i * piece_stride`` and ``block_offset + i * piece_bytes``."""
+    ``base + p * page_stride + i * piece_stride`` and ``block_offset + i * piece_bytes``.
+    All but ``layer`` and ``piece_count`` in bytes."""
 
     def __init__(
         self,
@@ -125,16 +126,38 @@ class Region:
         piece_bytes: int,
         block_offset: int,
     ) -> None: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def page_stride(self) -> int: ...
+    @property
+    def piece_count(self) -> int: ...
+    @property
+    def piece_stride(self) -> int: ...
+    @property
+    def piece_bytes(self) -> int: ...
+    @property
+    def block_offset(self) -> int: ...
 
 @final
 class BlockLayout:
-    """Regions that cover ``[0, block_bytes)`` exactly once; ValueError otherwise."""
+    """Regions that cover ``[0, block_bytes)`` exactly once, layers ascending, and share no byte of
+    device memory over pages ``[0, page_count)``; ValueError says which one breaks which rule."""
 
-    def __init__(self, block_bytes: int, layer_count: int, regions: list[Region]) -> None: ...
+    def __init__(
+        self, *, block_bytes: int, layer_count: int, page_count: int, regions: list[Region]
+    ) -> None: ...
     @property
     def block_bytes(self) -> int: ...
     @property
     def layer_count(self) -> int: ...
+    @property
+    def page_count(self) -> int: ...
+    @property
+    def regions(self) -> list[Region]:
+        """In order of ``block_offset``."""
 
 @final
 class SpillTicket:
@@ -142,7 +165,8 @@ class SpillTicket:
     def device_done(self) -> bool:
         """True once no copy of this ticket reads device memory any more."""
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Every page is stored, present or dropped."""
     @property
     def stored(self) -> int: ...
     @property
@@ -150,21 +174,27 @@ class SpillTicket:
     @property
     def dropped(self) -> int: ...
     def wait_device(self, timeout_s: float) -> bool:
-        """Blocks."""
+        """`device_done`, waiting for it at most that long. Blocks."""
+    def wait(self) -> None:
+        """Until done. Blocks."""
     def cancel(self) -> None:
-        """Drop the pages whose copy has not started; never waits."""
+        """From its return on nothing read from device memory is published: pages not started are
+        not read, pages being read are dropped after their last read. Never waits for a copy."""
 
 @final
 class LoadTicket:
     @property
     def done(self) -> bool: ...
     @property
-    def ok(self) -> bool: ...
-    def layer_done(self, layer: int) -> bool: ...
+    def ok(self) -> bool:
+        """Everything landed; False while not done."""
+    def layer_done(self, layer: int) -> bool:
+        """The layer has landed for every page, or the ticket has failed and nobody writes it."""
     def wait_layer(self, layer: int) -> None:
-        """Until that layer has landed, or the ticket has failed. Blocks."""
+        """Until that layer has landed, or the ticket has failed. Blocks. IndexError."""
     def wait(self) -> bool:
-        """Until nothing of this ticket writes device memory; True when all landed. Blocks."""
+        """Until nothing of this ticket writes device memory and its pins are given back; True when
+        all landed. Blocks."""
 
 @final
 class VerifyTicket:
@@ -173,25 +203,42 @@ class VerifyTicket:
     @property
     def good(self) -> int:
         """Once done: length of the leading run of blocks whose checksum holds."""
+    def wait(self) -> None:
+        """Until done. Blocks."""
 
 @final
 class CopyEngine:
-    """Copies blocks between device pages and the pool on its own threads."""
+    """Copies blocks between device pages and the pool on its own threads.
+
+    Loads go before verifications, verifications before spills; with more than one thread, one never
+    spills. Close it before the pool, and before the device memory of its layout goes away.
+    """
 
     def __init__(
         self, pool: Pool, namespace: int, layout: BlockLayout, *, threads: int = 2
-    ) -> None: ...
+    ) -> None:
+        """ValueError unless blocks of the namespace have the layout's size."""
     def spill(self, keys: KeyBatch, pages: npt.NDArray[np.int64]) -> SpillTicket:
-        """Store the pages that are not there yet. Returns at once; drops and counts when full."""
+        """Store the pages that are not there yet. Returns at once; drops and counts when full.
+        ValueError for a page outside the layout or another number of pages than keys."""
     def load(self, lease: Lease, pages: npt.NDArray[np.int64]) -> LoadTicket:
-        """Layer by layer; the ticket takes the lease over. Returns at once."""
+        """Block i to page ``pages[i]``, layer by layer; the ticket takes the lease over. Returns at
+        once. A bad block is condemned and fails the ticket, and so does a lease that was released.
+        ValueError as `spill`."""
     def verify(self, lease: Lease) -> VerifyTicket:
         """Check blocks not yet verified in this epoch; the ticket takes the lease over."""
     def set_delay(self, kind: str, layer: int, microseconds: int) -> None:
-        """Fault injection: kind is 'spill', 'load' or 'verify'; layer -1 means every layer."""
+        """Fault injection: the engine sleeps before it copies. 0 switches a delay off.
+
+        'spill', -1: before a page is started (ends at once when the ticket is cancelled);
+        'spill', layer: while the page is being read, to its end;
+        'load', -1 or layer: before every layer or that one, once a ticket;
+        'verify', -1: once a ticket.
+        """
     def fail_next(self, kind: str, count: int) -> None:
-        """Fault injection: the next ``count`` tickets of that kind complete as failed."""
+        """Fault injection: the next ``count`` tickets of that kind drop all, or fail."""
     def stats(self) -> dict[str, int]: ...
     def quiesce(self) -> None:
         """Until no copy is queued or running. Blocks."""
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Drop and fail what is not over, wait for copies in progress. Blocks. Idempotent."""

@@ -1,0 +1,243 @@
+// Python's view of the copy engine: regions, layouts, tickets and the engine.
+//
+// Submitting copies its arguments and returns with the GIL held; waiting releases it. Engine threads
+// own no Python object and never take the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/handles.h"
+#include "copy/engine.h"
+
+namespace nb = nanobind;
+
+namespace hpkv::bind {
+namespace {
+
+using Pages = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Python's CopyEngine.
+struct EngineHandle {
+  std::unique_ptr<CopyEngine> engine;
+  int layer_count;
+};
+
+// A broken contract of the caller is a ValueError in Python.
+template <typename Call>
+auto checked(Call&& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw nb::value_error(error.what());
+  }
+}
+
+std::vector<std::int64_t> copied(const Pages& pages) {
+  return {pages.data(), pages.data() + pages.shape(0)};
+}
+
+CopyKind kind_named(const std::string& name) {
+  if (name == "spill") return CopyKind::spill;
+  if (name == "load") return CopyKind::load;
+  if (name == "verify") return CopyKind::verify;
+  throw nb::value_error(("kind is '" + name + "'; valid: spill, load, verify").c_str());
+}
+
+std::chrono::nanoseconds nanoseconds_of(double seconds) {
+  // Negative and NaN do not wait; a limit of some years keeps the sum with "now" in range.
+  constexpr double kSecondsMax = 1e8;
+  if (!(seconds > 0)) return std::chrono::nanoseconds(0);
+  return std::chrono::nanoseconds(
+      static_cast<std::int64_t>(std::min(seconds, kSecondsMax) * 1e9));
+}
+
+void check_layer(const LoadTicket& ticket, std::uint32_t layer) {
+  if (layer < ticket.layer_count()) return;
+  const std::string message = "layer " + std::to_string(layer) + " is not in [0, " +
+                              std::to_string(ticket.layer_count()) + ")";
+  throw nb::index_error(message.c_str());
+}
+
+void bind_layout(nb::module_& module) {
+  nb::class_<Region>(module, "Region")
+      .def(
+          "__init__",
+          [](Region* self, std::uint32_t layer, std::uint64_t base, std::uint64_t page_stride,
+             std::uint64_t piece_count, std::uint64_t piece_stride, std::uint64_t piece_bytes,
+             std::uint64_t block_offset) {
+            new (self) Region{layer,        base,        page_stride, piece_count,
+                              piece_stride, piece_bytes, block_offset};
+          },
+          nb::kw_only(), nb::arg("layer"), nb::arg("base"), nb::arg("page_stride"),
+          nb::arg("piece_count"), nb::arg("piece_stride"), nb::arg("piece_bytes"),
+          nb::arg("block_offset"))
+      .def_ro("layer", &Region::layer)
+      .def_ro("base", &Region::base)
+      .def_ro("page_stride", &Region::page_stride)
+      .def_ro("piece_count", &Region::piece_count)
+      .def_ro("piece_stride", &Region::piece_stride)
+      .def_ro("piece_bytes", &Region::piece_bytes)
+      .def_ro("block_offset", &Region::block_offset);
+  nb::class_<BlockLayout>(module, "BlockLayout")
+      .def(
+          "__init__",
+          [](BlockLayout* self, std::uint64_t block_bytes, std::uint32_t layer_count,
+             std::uint64_t page_count, std::vector<Region> regions) {
+            checked([&] {
+              return new (self)
+                  BlockLayout(block_bytes, layer_count, page_count, std::move(regions));
+            });
+          },
+          nb::kw_only(), nb::arg("block_bytes"), nb::arg("layer_count"), nb::arg("page_count"),
+          nb::arg("regions"))
+      .def_prop_ro("block_bytes", &BlockLayout::block_bytes)
+      .def_prop_ro("layer_count", &BlockLayout::layer_count)
+      .def_prop_ro("page_count", &BlockLayout::page_count)
+      .def_prop_ro("regions", [](const BlockLayout& self) {
+        return std::vector<Region>(self.regions().begin(), self.regions().end());
+      });
+}
+
+void bind_tickets(nb::module_& module) {
+  const auto waiting = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<SpillTicket>(module, "SpillTicket")
+      .def_prop_ro("device_done", &SpillTicket::device_done)
+      .def_prop_ro("done", &SpillTicket::done)
+      .def_prop_ro("stored", &SpillTicket::stored)
+      .def_prop_ro("present", &SpillTicket::present)
+      .def_prop_ro("dropped", &SpillTicket::dropped)
+      .def(
+          "wait_device",
+          [](SpillTicket& self, double timeout_s) {
+            return self.wait_device(nanoseconds_of(timeout_s));
+          },
+          nb::arg("timeout_s"), waiting)
+      .def("wait", &SpillTicket::wait, waiting)
+      .def("cancel", &SpillTicket::cancel);
+  nb::class_<LoadTicket>(module, "LoadTicket")
+      .def_prop_ro("done", &LoadTicket::done)
+      .def_prop_ro("ok", &LoadTicket::ok)
+      .def(
+          "layer_done",
+          [](const LoadTicket& self, std::uint32_t layer) {
+            check_layer(self, layer);
+            return self.layer_done(layer);
+          },
+          nb::arg("layer"))
+      .def(
+          "wait_layer",
+          [](LoadTicket& self, std::uint32_t layer) {
+            check_layer(self, layer);
+            if (self.layer_done(layer)) return;
+            const nb::gil_scoped_release released;
+            self.wait_layer(layer);
+          },
+          nb::arg("layer"))
+      .def("wait", &LoadTicket::wait, waiting);
+  nb::class_<VerifyTicket>(module, "VerifyTicket")
+      .def_prop_ro("done", &VerifyTicket::done)
+      .def_prop_ro("good", &VerifyTicket::good)
+      .def("wait", &VerifyTicket::wait, waiting);
+}
+
+nb::dict stats_of(const EngineHandle& self) {
+  const EngineStats stats = self.engine->stats();
+  nb::dict out;
+  out["spill_stored"] = stats.spill_stored;
+  out["spill_present"] = stats.spill_present;
+  out["spill_dropped_full"] = stats.spill_dropped_full;
+  out["spill_dropped_busy"] = stats.spill_dropped_busy;
+  out["spill_dropped_off"] = stats.spill_dropped_off;
+  out["spill_dropped_queue"] = stats.spill_dropped_queue;
+  out["spill_dropped_cancelled"] = stats.spill_dropped_cancelled;
+  out["spilled_bytes"] = stats.spilled_bytes;
+  out["load_tickets"] = stats.load_tickets;
+  out["load_failed"] = stats.load_failed;
+  out["loaded_blocks"] = stats.loaded_blocks;
+  out["loaded_bytes"] = stats.loaded_bytes;
+  out["verified_blocks"] = stats.verified_blocks;
+  out["bad_blocks"] = stats.bad_blocks;
+  out["queued_pages"] = stats.queued_pages;
+  return out;
+}
+
+void bind_submission(nb::class_<EngineHandle>& engine) {
+  engine
+      .def(
+          "spill",
+          [](EngineHandle& self, const KeyBatch& keys, const Pages& pages) {
+            return checked([&] { return self.engine->spill(keys.keys, copied(pages), {}); });
+          },
+          nb::arg("keys"), nb::arg("pages"))
+      .def(
+          "load",
+          [](EngineHandle& self, LeaseHandle& lease, const Pages& pages) {
+            return checked(
+                [&] { return self.engine->load(std::move(lease.lease), copied(pages), {}); });
+          },
+          nb::arg("lease"), nb::arg("pages"))
+      .def(
+          "verify",
+          [](EngineHandle& self, LeaseHandle& lease) {
+            return self.engine->verify(std::move(lease.lease));
+          },
+          nb::arg("lease"));
+}
+
+void bind_faults(nb::class_<EngineHandle>& engine) {
+  engine
+      .def(
+          "set_delay",
+          [](EngineHandle& self, const std::string& kind, int layer, std::int64_t microseconds) {
+            if (layer < Faults::kEveryLayer || layer >= self.layer_count || microseconds < 0) {
+              throw nb::value_error("layer is -1 or one of the layout, microseconds at least 0");
+            }
+            self.engine->faults().set_delay(kind_named(kind), layer,
+                                            std::chrono::microseconds(microseconds));
+          },
+          nb::arg("kind"), nb::arg("layer"), nb::arg("microseconds"))
+      .def(
+          "fail_next",
+          [](EngineHandle& self, const std::string& kind, std::uint32_t count) {
+            self.engine->faults().fail_next(kind_named(kind), count);
+          },
+          nb::arg("kind"), nb::arg("count"));
+}
+
+}  // namespace
+
+void bind_copy(nb::module_& module) {
+  bind_layout(module);
+  bind_tickets(module);
+  const auto waiting = nb::call_guard<nb::gil_scoped_release>();
+  auto engine = nb::class_<EngineHandle>(module, "CopyEngine");
+  engine.def(
+      "__init__",
+      [](EngineHandle* self, PoolHandle& pool, std::uint32_t namespace_index,
+         const BlockLayout& layout, std::uint32_t threads) {
+        EngineOptions options;
+        options.threads = threads;
+        auto made =
+            checked([&] { return make_cpu_engine(pool.pool, namespace_index, layout, options); });
+        new (self) EngineHandle{std::move(made), static_cast<int>(layout.layer_count())};
+      },
+      nb::arg("pool"), nb::arg("namespace"), nb::arg("layout"), nb::kw_only(),
+      nb::arg("threads") = 2);
+  bind_submission(engine);
+  bind_faults(engine);
+  engine.def("stats", &stats_of)
+      .def("quiesce", [](EngineHandle& self) { self.engine->quiesce(); }, waiting)
+      .def("close", [](EngineHandle& self) { self.engine->close(); }, waiting);
+}
+
+}  // namespace hpkv::bind
