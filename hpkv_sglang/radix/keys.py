@@ -40,14 +40,14 @@ class RequestKeys:
         self._digests: dict[str, str] = {}
 
     def adapter_loaded(self, result: Any, _manager: Any, lora_ref: Any) -> None:
-        """AFTER LoRAManager.load_lora_adapter: the adapter is what its files contain."""
+        """AFTER LoRAManager._load_lora_adapter: the adapter is what its files contain."""
         if result.success:
             self._digests[lora_ref.lora_id] = _content_of(lora_ref.lora_path)
 
     def adapter_pushed(
         self, result: Any, _manager: Any, lora_ref: Any, *_args: Any, **_kwargs: Any
     ) -> None:
-        """AFTER LoRAManager.load_lora_adapter_from_tensors: there are no files to read again."""
+        """AFTER LoRAManager._load_lora_adapter_from_tensors: there are no files to read again."""
         if result.success:
             self._digests[lora_ref.lora_id] = _private()
 
@@ -70,8 +70,8 @@ class RequestKeys:
         """What to register in a scheduler process, before it loads adapters."""
         return (
             Hook("sglang.srt.managers.schedule_batch.Req.__init__", self.frame),
-            Hook(_MANAGER + "load_lora_adapter", self.adapter_loaded),
-            Hook(_MANAGER + "load_lora_adapter_from_tensors", self.adapter_pushed),
+            Hook(_MANAGER + "_load_lora_adapter", self.adapter_loaded),
+            Hook(_MANAGER + "_load_lora_adapter_from_tensors", self.adapter_pushed),
         )
 
 
