@@ -19,7 +19,7 @@ from hpkv_sglang._core import KeyBatch, KeyScope
 
 _UINT32_MAX = 2**32 - 1
 
-PageHasher = Callable[[array[int], str | None, int], list[str]]
+PageHasher = Callable[["array[int]", str | None, int], list[str]]
 
 
 def hash_pages(tokens: array[int], prior: str | None, page_size: int) -> list[str]:

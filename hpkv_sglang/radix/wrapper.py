@@ -115,7 +115,9 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         promise = self._promises.get(handle.rid)
         ticket = None
         if promise is not None and promise.lease.verified_count < promise.lease.count:
-            self._drop_promise(handle.rid)  # SGLang matches again before it admits the request
+            # The ticket takes the pins over; SGLang matches again before it admits the request.
+            del self._promises[handle.rid]
+            self.hit_markers.pop(handle.rid, None)
             ticket = self.tiers.verify(promise.lease)
         if ticket is not None or self.group_size > 1:
             self.waiting.add(handle, ticket)
