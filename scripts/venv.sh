@@ -56,7 +56,7 @@ if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; t
   exit 0
 fi
 . scripts/step.sh
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off --no-compile)
 if [ ! -x "$venv/bin/python" ]; then
   echo "Making $venv out of requirements/ (about 3 minutes and 7 GB the first time)"
   step "  virtual environment" make_venv
