@@ -294,7 +294,7 @@ struct alignas(32) SegmentRecord {
 struct alignas(128) Descriptor {
   AtomicU64 word;                // BlockWord
   std::array<AtomicU64, 4> key;  // owner only, before `writing`; valid while writing and ready
-  AtomicU64 stamp;               // 0 unless ready or draining; larger is more recent
+  AtomicU64 stamp;               // 0 unless ready; larger is more recent
   AtomicU32 checksum;            // CRC32C of payload_bytes bytes; owner, before ready
   AtomicU32 verified_epoch;      // epoch in which the bytes were known to match
   AtomicU64 payload_bytes;       // exact; owner, before ready

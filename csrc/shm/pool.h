@@ -61,6 +61,8 @@ struct PoolOptions {
   bool verify_always = false;  // verified() never says yes
   bool maintenance =
       true;  // run the background thread (reaping, population); tests may switch it off
+  std::int64_t quarantine_ns =
+      1'000'000'000;                // pause between a client's death and its blocks' return
   std::string proc_root = "/proc";  // where limits are read; tests put a fake tree here
   std::string cgroup_root = "/sys/fs/cgroup";
 };
@@ -156,7 +158,11 @@ class Pool {
   ReserveStatus reserve(std::uint32_t namespace_index, const Key& key, BlockRef& out) noexcept;
   // The bytes are in place: makes the block visible by one release store. The block may be evicted
   // from then on.
-  void publish(const BlockRef& ref, std::uint32_t crc32c) noexcept;
+  // `stamp`: its recency, out of take_stamps, or 0 for "now".
+  void publish(const BlockRef& ref, std::uint32_t crc32c, std::uint64_t stamp = 0) noexcept;
+  // Hands out `count` stamps and returns the smallest. A prefix is stamped with its deepest page as
+  // the oldest (page i of n: first + n - 1 - i), whatever the order in which its pages are stored.
+  [[nodiscard]] std::uint64_t take_stamps(std::uint64_t count) noexcept;
   // Gives a reserved block back.
   void abandon(const BlockRef& ref) noexcept;
 

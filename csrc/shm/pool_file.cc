@@ -254,7 +254,9 @@ Mapping::Mapping(int fd, std::uint64_t bytes, const std::string& path) : bytes_(
   ::madvise(base_, bytes_, MADV_HUGEPAGE);  // advice: refused where shared memory has no huge pages
 }
 
-Mapping::~Mapping() { ::munmap(base_, bytes_); }
+Mapping::~Mapping() {
+  if (base_ != nullptr) ::munmap(base_, bytes_);
+}
 
 bool reserve_memory(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
   const std::uint64_t end = offset + bytes;

@@ -25,6 +25,9 @@ class Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
+  // In a forked child the mapping was not inherited: another one may lie there.
+  void forget() noexcept { base_ = nullptr; }
+
   [[nodiscard]] View view() const noexcept { return View(base_); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
@@ -35,6 +38,15 @@ class Mapping {
 
 // An attached file: mapped, with a client slot of its own.
 struct PoolFile {
+  PoolFile() = default;
+  PoolFile(PoolFile&&) = default;
+  PoolFile& operator=(PoolFile&&) = default;
+  PoolFile(const PoolFile&) = delete;
+  PoolFile& operator=(const PoolFile&) = delete;
+  ~PoolFile() {
+    if (mapping && liveness && liveness->forked()) mapping->forget();
+  }
+
   std::unique_ptr<Liveness> liveness;  // owns the descriptor
   std::unique_ptr<Mapping> mapping;
   PoolInfo info;

@@ -124,4 +124,10 @@ class View {
   return false;
 }
 
+// Free, or condemned and let go by everybody: may be claimed under the layout lock.
+[[nodiscard]] inline bool free_to_claim(const Descriptor& block, std::uint64_t word) noexcept {
+  const BlockState state = BlockWord::state(word);
+  return state == BlockState::free || (state == BlockState::draining && !any_pin(block));
+}
+
 }  // namespace hpkv::shm

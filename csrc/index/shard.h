@@ -1,0 +1,74 @@
+// One shard of the index: a two-choice hash table of single-word entries. A key has two buckets of
+// eight entries; it is put into the emptier one and never moves until the table doubles, so removal
+// is one store and a lookup reads at most two cache lines of the table.
+//
+// The table is derived: entries = the blocks that are `writing` or `ready` and whose key belongs
+// here. A dirty flag is set before the first store of a mutation and cleared after its last, so
+// whoever takes the lock over from the dead knows whether to rebuild it from the descriptors.
+//
+// Threads: find_ready() takes no lock. Everything else needs the shard's lock (ShardGuard).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "shm/lock.h"
+
+namespace hpkv::index {
+
+using shm::Core;
+using shm::Descriptor;
+using shm::View;
+
+struct Found {
+  std::uint64_t descriptor_offset = 0;
+  std::uint64_t word = 0;  // BlockWord at that moment
+};
+
+// Lock-free. A hit was ready, with this key, at one moment during the call.
+[[nodiscard]] bool find_ready(const View& view, const Key& key, Found& out) noexcept;
+void prefetch_buckets(const View& view, const Key& key) noexcept;
+// Fetches the descriptor of the entry that carries the key's tag, if the buckets are in the cache.
+void prefetch_descriptor(const View& view, const Key& key) noexcept;
+
+// Holds one shard's lock, and leaves the shard clean: a dirty shard is rebuilt on entry, unless the
+// caller may not (then the guard is empty and the maintenance thread is called).
+class ShardGuard {
+ public:
+  ShardGuard(Core& core, std::size_t shard, shm::WaitBudget& budget,
+             shm::TakeOver take_over) noexcept;
+  // Waits as an engine thread may, and takes over from the dead.
+  ShardGuard(Core& core, std::size_t shard) noexcept;
+  ~ShardGuard();
+  ShardGuard(const ShardGuard&) = delete;
+  ShardGuard& operator=(const ShardGuard&) = delete;
+
+  [[nodiscard]] explicit operator bool() const noexcept { return held_; }
+
+  // The indexed block of this key (writing or ready).
+  [[nodiscard]] std::optional<Found> find(const Key& key) const noexcept;
+  // Enters a claimed block of ours under its key and makes it `writing`. False when both buckets
+  // are full.
+  [[nodiscard]] bool enter(const Key& key, std::uint64_t descriptor_offset) noexcept;
+  // Takes an indexed block out; its state becomes `after`. Pins are the caller's to have checked.
+  void take_out(const Found& block, std::uint64_t after) noexcept;
+
+  [[nodiscard]] bool wants_growth() const noexcept;
+  [[nodiscard]] std::uint64_t buckets() const noexcept;
+  // Moves the shard into a zeroed table of twice the buckets; false when it is no longer wanted.
+  [[nodiscard]] bool grow_into(std::uint64_t table_offset, std::uint64_t bucket_count) noexcept;
+
+  // Makes the table hold exactly the indexed blocks of this shard, as their descriptors say.
+  void rebuild() noexcept;
+
+ private:
+  void lock(shm::WaitBudget& budget, shm::TakeOver take_over) noexcept;
+  void set_dirty(std::uint32_t value) noexcept;
+
+  Core& core_;
+  shm::ShardRecord& record_;
+  std::size_t shard_;
+  bool held_ = false;
+};
+
+}  // namespace hpkv::index

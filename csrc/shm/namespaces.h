@@ -1,0 +1,33 @@
+// The table of namespaces: which identity an index stands for, and how large its blocks are.
+//
+// Invariant: while a record is known, its identity, size and text do not change. A record is given
+// to another identity only when no live client has registered it and no block carries its index.
+// Threads: safe; the layout lock guards changes, reading takes no lock.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "shm/lock.h"
+
+namespace hpkv::shm {
+
+class Namespaces {
+ public:
+  explicit Namespaces(Core& core) noexcept : core_(core) {}
+
+  [[nodiscard]] std::uint32_t add(const NamespaceId& id, std::span<const std::byte> text,
+                                  std::uint64_t block_bytes);
+  [[nodiscard]] std::optional<std::uint32_t> find(const NamespaceId& id) const noexcept;
+  // 0 for an index that is not known.
+  [[nodiscard]] std::uint64_t block_bytes(std::uint32_t index) const noexcept;
+  [[nodiscard]] std::vector<NamespaceInfo> list() const;
+
+ private:
+  [[nodiscard]] std::optional<std::uint32_t> find_place() const;
+
+  Core& core_;
+};
+
+}  // namespace hpkv::shm
