@@ -112,7 +112,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     # ---- load ----
 
     def queue_load(self, rid: str, lease: Lease | None, pages: int, slots: torch.Tensor) -> None:
-        """Queue a load of the first `pages` blocks of `lease` into `slots` (int64 [pages * page])."""
+        """Queue a load of the first `pages` blocks of `lease` into `slots` (int64)."""
         if lease is not None and lease.count < pages:
             lease.release()
             lease = None
@@ -136,9 +136,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Copy the pages in `slots` to the pool, those that are not there yet. Returns at once."""
         if self.suspended:
             return
-        self.fence.note_spill(
-            self.engine.spill(self.scope.keys(hashes), self._page_indices(slots))
-        )
+        self.fence.note_spill(self.engine.spill(self.scope.keys(hashes), self._page_indices(slots)))
 
     def _page_indices(self, slots: torch.Tensor) -> PageIndices:
         """Page index of each page in `slots`; slots of one page are contiguous in SGLang."""
@@ -158,7 +156,8 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     # ---- lifecycle ----
 
     def drop_namespace(self) -> int:
-        return self.pool.drop_namespace(self.identity.namespace.id)
+        dropped: int = self.pool.drop_namespace(self.identity.namespace.id)
+        return dropped
 
     def reset(self) -> None:
         """Quiesce; the tree is empty afterwards. The pool keeps its blocks."""
@@ -177,7 +176,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.engine.close()
         self.pool.close()
 
-    # ---- parts of the interface this linker has no use for: `HpkvLinkerWrapper` goes past them ----
+    # ---- parts of the interface that `HpkvLinkerWrapper` goes past ----
 
     def record_offload_ready(self) -> list[Any]:
         return []

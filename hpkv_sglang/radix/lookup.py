@@ -83,9 +83,7 @@ class PageLookup:
         if page_count > known:
             tokens = key.token_ids[known * self.page_size : page_count * self.page_size]
             prior = (
-                pages.hashes[-1]
-                if known
-                else storage_namespace_seed(key.extra_key, key.cache_salt)
+                pages.hashes[-1] if known else storage_namespace_seed(key.extra_key, key.cache_salt)
             )
             pages.hashes = pages.hashes + self._hasher(tokens, prior, self.page_size)
             pages.keys = scope.keys(pages.hashes)

@@ -23,8 +23,10 @@ class _Dropped(NamedTuple):
     reqs: tuple[Any, ...]
 
 
-def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-    """AROUND `Scheduler.run_batch`: freed slots are settled before, failed loads taken out after."""
+def run_batch(
+    original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kw: Any
+) -> Any:
+    """AROUND `Scheduler.run_batch`: settle freed slots before, take failed loads out after."""
     tree = scheduler.tree_cache
     tree.tiers.fence.settle()
     result = original(scheduler, batch, *args, **kw)
@@ -50,7 +52,7 @@ def get_next_batch_to_run(
     return original(scheduler, running_batch=running_batch, last_batch=last_batch)
 
 
-def process_batch_result(result: Any, scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+def process_batch_result(_result: Any, scheduler: Any, batch: Any, *_args: Any, **_kw: Any) -> None:
     """AFTER `Scheduler.process_batch_result`: dropped requests return to the queue."""
     waiting = None
     for req in batch.reqs:
@@ -59,7 +61,6 @@ def process_batch_result(result: Any, scheduler: Any, batch: Any, *args: Any, **
             req.hpkv_requeue = False
             if id(req) not in waiting:
                 scheduler._add_request_to_queue(req, is_retracted=True)
-    return result
 
 
 def _release(scheduler: Any, req: Any) -> None:

@@ -44,6 +44,9 @@ class _Promise(NamedTuple):
 class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
     """Drives one `HpkvLinker` on behalf of one tree."""
 
+    inflight_load_rids: list[str]
+    inflight_load_index: int
+
     def __init__(self, cache: Any, cache_linker: HpkvLinker) -> None:
         super().__init__(cache, cache_linker)
         self.tiers = cache_linker
@@ -165,7 +168,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         failed = [rid for rid, ok in zip(rids, agreed, strict=True) if not ok]
         if failed:
             self.tiers.failed_load_count += len(failed)
-            logger.warning("%d loads failed; their requests are recomputed: %s", len(failed), failed)
+            logger.warning("hpkv: %d loads failed, recomputing %s", len(failed), failed)
         return failed
 
     # ---- spill ----
@@ -208,5 +211,5 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
 def _group_size(cache: Any) -> int:
     """How many ranks schedule in lockstep with this one."""
     groups = [g for g in (cache.attn_cp_group, cache.attn_tp_group) if g is not None]
-    sizes = [torch.distributed.get_world_size(group=group) for group in groups]
-    return max([*sizes, cache.tp_world_size])
+    sizes = [int(torch.distributed.get_world_size(group=group)) for group in groups]
+    return max(*sizes, int(cache.tp_world_size), 1)

@@ -1,0 +1,290 @@
+"""The parts of the tree side that need no server: waiting, fence, loads, page hashes."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
+
+from hpkv_sglang._core import KeyScope
+from hpkv_sglang.radix.fence import SpillFence
+from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
+from hpkv_sglang.radix.lookup import PageLookup, fastest_hasher, hash_pages
+from hpkv_sglang.radix.waiting import WaitingRequests
+
+PAGE = 16
+
+
+class Ticket:
+    """A ticket that the test completes by hand."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.cancelled = False
+        self.waits: list[float] = []
+        self.landed = True
+
+    @property
+    def done(self) -> bool:
+        return self.event.is_set()
+
+    device_done = done
+
+    def wait_device(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        return self.event.wait(timeout_s)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def wait(self) -> bool:
+        self.event.wait()
+        return self.landed
+
+    def wait_layer(self, layer: int) -> None:
+        self.event.wait()
+
+
+class Ranks:
+    """Two ranks that step together: element-wise minimum of what both voted."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.votes: dict[int, list[int]] = {}
+        self.collectives = 0
+
+    def agree(self, rank: int, values: list[int]) -> list[int]:
+        self.votes[rank] = values
+        self.barrier.wait(10)
+        agreed = [min(pair) for pair in zip(self.votes[0], self.votes[1], strict=True)]
+        self.collectives += int(rank == 0)
+        self.barrier.wait(10)
+        return agreed
+
+    def step(self, waiting: list[WaitingRequests]) -> None:
+        threads = [threading.Thread(target=w.step) for w in waiting]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+
+
+def two_ranks(deadline_s: float) -> tuple[Ranks, list[WaitingRequests]]:
+    ranks = Ranks()
+    waiting = [
+        WaitingRequests(
+            lambda values, rank=rank: ranks.agree(rank, values),
+            decides=rank == 0,
+            deadline_s=deadline_s,
+        )
+        for rank in (0, 1)
+    ]
+    return ranks, waiting
+
+
+# ---- waiting ----
+
+
+def test_a_request_waits_until_every_rank_is_done() -> None:
+    ranks, waiting = two_ranks(deadline_s=60)
+    slow = Ticket()
+    waiting[0].add("r", None)
+    waiting[1].add("r", slow)
+    ranks.step(waiting)
+    assert waiting[0].is_waiting("r") and waiting[1].is_waiting("r")
+    slow.event.set()
+    ranks.step(waiting)
+    assert not waiting[0].is_waiting("r") and not waiting[1].is_waiting("r")
+
+
+def test_only_rank_zero_decides_that_a_deadline_has_passed() -> None:
+    ranks, waiting = two_ranks(deadline_s=60)
+    waiting[1]._deadline_s = -1.0  # this rank's clock says: long ago
+    for entry in waiting:
+        entry.add("r", Ticket())
+    ranks.step(waiting)
+    assert waiting[0].is_waiting("r") and waiting[1].is_waiting("r")
+
+    ranks, waiting = two_ranks(deadline_s=60)
+    waiting[0]._deadline_s = -1.0
+    for entry in waiting:
+        entry.add("r", Ticket())
+    ranks.step(waiting)
+    assert not waiting[0].is_waiting("r") and not waiting[1].is_waiting("r")
+    assert [entry.expired_count for entry in waiting] == [1, 1]
+
+
+def test_no_agreement_is_made_while_nobody_waits() -> None:
+    ranks, waiting = two_ranks(deadline_s=60)
+    waiting[0].step()  # would wait for its peer for ever
+    assert ranks.collectives == 0
+
+
+def test_an_aborted_request_is_forgotten() -> None:
+    waiting = WaitingRequests(lambda values: values, decides=True)
+    waiting.add("r", Ticket())
+    waiting.drop("r")
+    waiting.drop("r")
+    assert not waiting.is_waiting("r") and len(waiting) == 0
+
+
+# ---- fence ----
+
+
+def test_nothing_is_waited_for_while_no_slot_was_freed() -> None:
+    fence, ticket = SpillFence(wait_budget_s=0.0), Ticket()
+    fence.note_spill(ticket)
+    fence.settle()
+    assert not ticket.cancelled and ticket.waits == []
+
+
+def test_a_freed_slot_is_not_written_before_its_copy_is_done_or_cancelled() -> None:
+    fence, slow, quick = SpillFence(wait_budget_s=0.01), Ticket(), Ticket()
+    quick.event.set()
+    fence.note_spill(slow)
+    fence.note_spill(quick)
+    fence.note_freed()
+    fence.settle()
+    assert slow.cancelled and not quick.cancelled
+    assert fence.cancelled_count == 1
+
+
+def test_all_waits_of_one_settlement_share_one_budget() -> None:
+    fence, tickets = SpillFence(wait_budget_s=0.05), [Ticket() for _ in range(20)]
+    for ticket in tickets:
+        fence.note_spill(ticket)
+    fence.note_freed()
+    fence.settle()
+    assert all(ticket.cancelled for ticket in tickets)
+    assert sum(t.waits[0] for t in tickets) < 20 * 0.05
+    assert tickets[-1].waits == [0.0]
+
+
+def test_a_cancelled_spill_is_not_waited_for_again() -> None:
+    fence, ticket = SpillFence(wait_budget_s=0.0), Ticket()
+    fence.note_spill(ticket)
+    fence.note_freed()
+    fence.settle()
+    fence.note_freed()
+    fence.settle()
+    assert len(ticket.waits) == 1
+
+
+# ---- loads ----
+
+
+class Engine:
+    """Hands out the tickets it was given, in order."""
+
+    def __init__(self, *tickets: Ticket) -> None:
+        self.tickets = list(tickets)
+
+    def load(self, lease: Any, pages: Any) -> Ticket:
+        return self.tickets.pop(0)
+
+
+def queued(rid: str, lease: Any = "lease") -> QueuedLoad:
+    return QueuedLoad(rid, lease, np.zeros(1, dtype=np.int64))
+
+
+def test_a_lost_lease_is_a_failed_load_and_not_an_error() -> None:
+    loads, done = LayerLoads(4), Ticket()
+    done.event.set()
+    loads.queue(queued("good"))
+    loads.queue(queued("lost", lease=None))
+    index = loads.start(Engine(done))
+    assert loads.finish(index) == {"good": True, "lost": False}
+    assert not loads.pending
+
+
+def test_each_request_of_a_batch_fails_or_lands_by_itself() -> None:
+    loads, good, bad = LayerLoads(4), Ticket(), Ticket()
+    good.event.set()
+    bad.event.set()
+    bad.landed = False
+    loads.queue(queued("bad"))
+    loads.queue(queued("good"))
+    index = loads.start(Engine(bad, good))
+    assert loads.finish(index) == {"bad": False, "good": True}
+
+
+def test_waiting_for_a_layer_returns_at_once_without_loads_and_after_finish() -> None:
+    loads, ticket = LayerLoads(4), Ticket()
+    loads.set_consumer(NO_BATCH)
+    loads.wait_until(0)
+    loads.queue(queued("r"))
+    index = loads.start(Engine(ticket))
+    loads.set_consumer(index)
+    waiter = threading.Thread(target=loads.wait_until, args=(0,), daemon=True)
+    waiter.start()
+    assert waiter.is_alive()
+    ticket.event.set()
+    waiter.join(10)
+    assert not waiter.is_alive()
+    loads.finish(index)
+    loads.wait_until(3)  # a retired index
+
+
+def test_a_cancelled_load_is_never_started_and_releases_its_lease() -> None:
+    released = []
+    lease = SimpleNamespace(release=lambda: released.append(1))
+    loads = LayerLoads(4)
+    loads.queue(queued("r", lease))
+    assert loads.cancel_queued("r") and not loads.cancel_queued("r")
+    assert loads.start(Engine()) == NO_BATCH
+    assert released == [1]
+
+
+# ---- page hashes ----
+
+
+class Key:
+    """As much of SGLang's RadixKey as the lookup reads."""
+
+    def __init__(self, tokens: list[int], extra_key: str | None = None) -> None:
+        self.token_ids = array("q", tokens)
+        self.extra_key = extra_key
+        self.cache_salt = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def test_the_reference_hash_equals_sglangs_compiled_one() -> None:
+    tokens = array("q", [7 * i % 50_000 for i in range(10 * PAGE)])
+    tokens[3 * PAGE] = 2**40  # a page with a wide token is hashed in another form
+    compiled = fastest_hasher()
+    assert compiled is not hash_pages, "SGLang's compiled tree core is not importable"
+    for prior in (None, "ab" * 32):
+        assert compiled(tokens, prior, PAGE) == hash_pages(tokens, prior, PAGE)
+
+
+def test_hashes_are_extended_and_never_computed_twice() -> None:
+    hashed: list[int] = []
+
+    def counting(tokens: Any, prior: str | None, page_size: int) -> list[str]:
+        hashed.append(len(tokens) // page_size)
+        return hash_pages(tokens, prior, page_size)
+
+    lookup, scope, req = PageLookup(PAGE, counting), KeyScope(b"\0" * 32), SimpleNamespace()
+    tokens = list(range(10 * PAGE + 5))
+    short = lookup.pages(req, Key(tokens[: 4 * PAGE]), scope)
+    assert len(short.hashes) == 4
+    grown = lookup.pages(req, Key(tokens), scope)
+    again = lookup.pages(req, Key(tokens), scope)
+    assert hashed == [4, 6]
+    assert grown.hashes == again.hashes == hash_pages(array("q", tokens), None, PAGE)
+    assert bytes(grown.keys) == bytes.fromhex("".join(grown.hashes))
+
+
+def test_a_new_namespace_gives_new_keys() -> None:
+    lookup, req, key = PageLookup(PAGE, hash_pages), SimpleNamespace(), Key(list(range(PAGE)))
+    first = bytes(lookup.pages(req, key, KeyScope(b"\1" * 32)).keys)
+    second = bytes(lookup.pages(req, key, KeyScope(b"\2" * 32)).keys)
+    assert first != second
