@@ -148,6 +148,7 @@ class Server:
         with self.log_path.open("ab") as log:
             self._guard = subprocess.Popen(
                 command,
+                bufsize=0,  # an order is written at once or not at all
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -263,9 +264,8 @@ class Server:
             return
         try:
             self._guard.stdin.write(order)
-            self._guard.stdin.flush()
         except (BrokenPipeError, ValueError):
-            return  # the guard is gone, and with it the server
+            return  # the guard is gone, or was already waited for, and with it the server
 
     def _wait(self, timeout_s: float | None) -> bool:
         if self._guard is None:
