@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from hpkv_testing.client import Ask, ServerError
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server, ServerConfig, ServerStartError

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hpkv_testing import guard
 
 # A server in small: a child in its group, one that left the group, and one that lost its parent.

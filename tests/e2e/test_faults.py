@@ -1,0 +1,143 @@
+"""Tiers that are slow, lose their blocks or fail: requests are served as if they were not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpkv_testing.faults import Fault, faults_env
+from hpkv_testing.fixtures import ServerFactory
+from hpkv_testing.server import Server
+from tests.e2e.support import ask, device_hit, pool_directory, prompts, tiered
+
+pytestmark = pytest.mark.server
+
+STRICT = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),)
+
+
+@pytest.fixture
+def pool() -> Iterator[Path]:
+    with pool_directory() as folder:
+        yield folder
+
+
+def under_load(server: Server, seed: int, count: int = 8, rounds: int = 3) -> int:
+    """Ask prompts that evict each other, many at once; every answer must be right.
+
+    Returns how many of the answers came, in part, from the host tier.
+    """
+    work = prompts(count, 400, seed=seed, spread=150)
+    references = [device_hit(server, tokens).output_ids for tokens in work]
+    answers = server.generate_many([ask(tokens) for _ in range(rounds) for tokens in work])
+    assert [a.output_ids for a in answers] == references * rounds
+    for answer in answers:
+        assert answer.cached_on("device") + answer.cached_on("host") == answer.cached_tokens
+    assert server.alive
+    return sum(answer.cached_on("host") > 0 for answer in answers)
+
+
+def start(
+    factory: ServerFactory, model: Path, pool: Path, *flags: str, faults: list[Fault], **fields: int
+) -> Server:
+    config = tiered(model, pool, *flags, env=(*STRICT, *faults_env(*faults)), **fields)
+    return factory.fresh(config)[0]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--chunked-prefill-size", "128"), ("--disable-overlap-schedule",)]
+)
+def test_a_failed_load_is_recomputed_and_never_an_error(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, flags: tuple[str, ...]
+) -> None:
+    """Field report F13 with it: requests of one prefix during a failing load are all right."""
+    faults: list[Fault] = [{"fail_every": ["load", 2]}, {"delay": ["load", -1, 5000]}]
+    server = start(server_factory, llama_checkpoint, pool, *flags, faults=faults)
+    assert under_load(server, seed=51) > 0
+    assert "recomputing" in server.log_text()
+    (shared,) = prompts(1, 450, seed=52)
+    reference = device_hit(server, shared)
+    server.flush_cache()
+    answers = server.generate_many([ask([*shared, tail]) for tail in range(6)])
+    server.flush_cache()
+    again = server.generate(ask(shared))
+    assert again.output_ids == reference.output_ids
+    assert len({a.output_ids for a in answers}) > 1
+    server.kill()
+
+
+def test_slow_spills_neither_starve_nor_abort(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+) -> None:
+    """Spills that take a minute each, with SGLang reserving little for running requests."""
+    faults: list[Fault] = [{"delay": ["spill", -1, 15_000_000]}]
+    server = start(
+        server_factory,
+        llama_checkpoint,
+        pool,
+        *("--schedule-conservativeness", "0.1"),
+        faults=faults,
+    )
+    under_load(server, seed=53)
+    server.kill()
+
+
+def test_a_layer_is_never_read_before_it_has_landed(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+) -> None:
+    """Field report F10: every layer late, in the order in which the forward wants them."""
+    server = start(server_factory, llama_checkpoint, pool, faults=[{"delay": ["load", -1, 30_000]}])
+    assert under_load(server, seed=54, count=6, rounds=2) > 0
+    server.kill()
+
+
+def test_retraction_under_slow_spills_keeps_every_answer(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+) -> None:
+    """Field report F25."""
+    config = tiered(
+        llama_checkpoint,
+        pool,
+        env=(
+            *STRICT,
+            ("SGLANG_TEST_RETRACT", "1"),
+            ("SGLANG_TEST_RETRACT_INTERVAL", "3"),
+            *faults_env({"delay": ["spill", -1, 500_000]}),
+        ),
+    )
+    (server,) = server_factory.fresh(config)
+    under_load(server, seed=55)
+    server.kill()
+
+
+def test_a_host_pool_smaller_than_the_device_pool_serves_everything(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+) -> None:
+    """Field reports F14 and F22: 16 MiB of pool behind 64 MiB of device memory."""
+    config = tiered(llama_checkpoint, pool, size="16m", max_total_tokens=65_536, env=STRICT)
+    (server,) = server_factory.fresh(config)
+    answers = server.generate_many([ask(tokens) for tokens in prompts(60, 300, seed=56)])
+    assert all(answer.output_ids for answer in answers)
+    server.kill()
+
+
+RANK_ONE: dict[str, list[Fault]] = {
+    "loads fail": [{"fail_every": ["load", 2], "rank": 1}],
+    "blocks are lost": [{"losing_every": 2, "rank": 1}],
+    "allocations fail": [{"alloc_fails_every": 2, "rank": 1}],
+    "copies are late": [
+        {"delay": ["load", -1, 20_000], "rank": 1},
+        {"delay": ["spill", -1, 100_000], "rank": 1},
+    ],
+}
+
+
+@pytest.mark.parametrize("what", RANK_ONE)
+def test_trouble_on_one_rank_is_answered_alike_on_both(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, what: str
+) -> None:
+    """Field reports F16 and F17: same decisions, same number of collectives, nothing hangs."""
+    server = start(server_factory, llama_checkpoint, pool, faults=RANK_ONE[what], tp_size=2)
+    under_load(server, seed=57, count=6, rounds=2)
+    server.kill()
