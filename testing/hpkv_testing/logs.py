@@ -21,8 +21,10 @@ def excerpt(text: str, line_count: int = 30) -> str:
 
 def last_line(text: str) -> str:
     """The last line that is not empty, cut to a terminal's width."""
-    lines = [line for line in text[-4096:].splitlines() if line.strip()]
-    return _cut(lines[-1], _TERMINAL_WIDTH) if lines else "(nothing printed yet)"
+    for line in reversed(text.splitlines()):
+        if line.strip():
+            return _cut(line.strip(), _TERMINAL_WIDTH)
+    return "(nothing printed yet)"
 
 
 def _cut(line: str, width: int) -> str:

@@ -60,7 +60,7 @@ class ServerConfig:
     dtype: str = "bfloat16"
     threads: int | None = None
     idle_sleep: bool = True
-    start_timeout_s: float = 240.0
+    start_timeout_s: float = 600.0
 
     def command(self, port: int) -> list[str]:
         """The command line of a server on this port."""
@@ -87,6 +87,8 @@ class ServerConfig:
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("SGLANG_", "SGL_", "HPKV_"))
+            # A server imports some 6,000 modules: without their byte code each start compiles them.
+            and name != "PYTHONDONTWRITEBYTECODE"
         }
         threads = self.threads or max(1, len(os.sched_getaffinity(0)) // self.tp_size)
         return {
@@ -174,7 +176,7 @@ class Server:
                 self._fail(f"was not ready after {self.config.start_timeout_s:.0f} s")
             if now > next_report:
                 next_report += _PROGRESS_S
-                logger.info("port %d: %.0f s, %s", self.port, now - start, self.last_line())
+                logger.info("not ready after %.0f s, last: %s", now - start, self.last_line())
             time.sleep(_POLL_S)
 
     @property
