@@ -84,8 +84,8 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc) noexce
   return x86::available() ? x86::crc32c(bytes, crc) : portable::crc32c(bytes, crc);
 }
 
-std::uint32_t copy_nt_crc32c_unfenced(std::byte* target, const std::byte* source,
-                                      std::size_t count, std::uint32_t crc) noexcept {
+std::uint32_t copy_nt_crc32c_unfenced(std::byte* target, const std::byte* source, std::size_t count,
+                                      std::uint32_t crc) noexcept {
   if (x86::available()) return x86::copy_nt_crc32c(target, source, count, crc);
   return portable::copy_crc32c(target, source, count, crc);
 }
@@ -112,8 +112,8 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc) noexce
   return portable::crc32c(bytes, crc);
 }
 
-std::uint32_t copy_nt_crc32c_unfenced(std::byte* target, const std::byte* source,
-                                      std::size_t count, std::uint32_t crc) noexcept {
+std::uint32_t copy_nt_crc32c_unfenced(std::byte* target, const std::byte* source, std::size_t count,
+                                      std::uint32_t crc) noexcept {
   return portable::copy_crc32c(target, source, count, crc);
 }
 

@@ -3,8 +3,9 @@
 // Values are the usual ones (initial and final inversion, crc32c("123456789") == 0xe3069283), so a
 // checksum can be continued by passing it back in, and parts computed apart can be combined.
 //
-// Invariant: every implementation returns the same value for the same bytes, whatever their address.
-// Threads: pure functions; no state beyond constants. The implementation is chosen once per process.
+// Invariant: every implementation returns the same value for the same bytes, whatever their
+// address. Threads: pure functions; no state beyond constants. The implementation is chosen once
+// per process.
 #pragma once
 
 #include <cstddef>

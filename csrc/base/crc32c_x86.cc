@@ -57,8 +57,8 @@ struct Lanes {
 };
 
 HPKV_X86 inline std::uint64_t joined(std::uint64_t state, const Lanes& lanes) noexcept {
-  return shifted<3 * kLane>(state) ^ shifted<2 * kLane>(lanes.first) ^ shifted<kLane>(lanes.second) ^
-         lanes.third;
+  return shifted<3 * kLane>(state) ^ shifted<2 * kLane>(lanes.first) ^
+         shifted<kLane>(lanes.second) ^ lanes.third;
 }
 
 HPKV_X86 inline void take_line(Lanes& lanes, const std::byte* line) noexcept {
@@ -127,8 +127,8 @@ HPKV_X86 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t cr
   return ~static_cast<std::uint32_t>(take_short(state, at, left));
 }
 
-HPKV_X86 std::uint32_t copy_nt_crc32c(std::byte* target, const std::byte* source,
-                                      std::size_t count, std::uint32_t crc) noexcept {
+HPKV_X86 std::uint32_t copy_nt_crc32c(std::byte* target, const std::byte* source, std::size_t count,
+                                      std::uint32_t crc) noexcept {
   std::uint64_t state = static_cast<std::uint32_t>(~crc);
   const std::size_t head = head_bytes(target, count);
   if (head != 0) {

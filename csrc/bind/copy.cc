@@ -1,7 +1,7 @@
 // Python's view of the copy engine: regions, layouts, tickets and the engine.
 //
-// Submitting copies its arguments and returns with the GIL held; waiting releases it. Engine threads
-// own no Python object and never take the GIL.
+// Submitting copies its arguments and returns with the GIL held; waiting releases it. Engine
+// threads own no Python object and never take the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -57,8 +57,7 @@ std::chrono::nanoseconds nanoseconds_of(double seconds) {
   // Negative and NaN do not wait; a limit of some years keeps the sum with "now" in range.
   constexpr double kSecondsMax = 1e8;
   if (!(seconds > 0)) return std::chrono::nanoseconds(0);
-  return std::chrono::nanoseconds(
-      static_cast<std::int64_t>(std::min(seconds, kSecondsMax) * 1e9));
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, kSecondsMax) * 1e9));
 }
 
 void check_layer(const LoadTicket& ticket, std::uint32_t layer) {
@@ -236,7 +235,8 @@ void bind_copy(nb::module_& module) {
   bind_submission(engine);
   bind_faults(engine);
   engine.def("stats", &stats_of)
-      .def("quiesce", [](EngineHandle& self) { self.engine->quiesce(); }, waiting)
+      .def(
+          "quiesce", [](EngineHandle& self) { self.engine->quiesce(); }, waiting)
       .def("close", [](EngineHandle& self) { self.engine->close(); }, waiting);
 }
 

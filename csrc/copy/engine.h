@@ -49,10 +49,10 @@ struct EngineOptions {
 struct EngineStats {
   std::uint64_t spill_stored = 0;
   std::uint64_t spill_present = 0;
-  std::uint64_t spill_dropped_full = 0;       // the pool had no place
-  std::uint64_t spill_dropped_busy = 0;       // somebody else writes the block, or our quota is used
-  std::uint64_t spill_dropped_off = 0;        // the pool is off
-  std::uint64_t spill_dropped_queue = 0;      // our own queue was full
+  std::uint64_t spill_dropped_full = 0;   // the pool had no place
+  std::uint64_t spill_dropped_busy = 0;   // somebody else writes the block, or our quota is used
+  std::uint64_t spill_dropped_off = 0;    // the pool is off
+  std::uint64_t spill_dropped_queue = 0;  // our own queue was full
   std::uint64_t spill_dropped_cancelled = 0;  // cancelled, failed by injection, or closed
   std::uint64_t spilled_bytes = 0;
   std::uint64_t load_tickets = 0;

@@ -75,8 +75,9 @@ void BlockLayout::check_block_side() const {
     if (region.layer < layer) refuse(i, region, "comes after a region of a later layer");
     if (region.piece_bytes == 0 || region.piece_count == 0 || region.piece_bytes > block_bytes_ ||
         region.piece_count > block_bytes_ / region.piece_bytes) {
-      refuse(i, region, "has " + std::to_string(region.piece_count) + " pieces of " +
-                            std::to_string(region.piece_bytes) + " bytes");
+      refuse(i, region,
+             "has " + std::to_string(region.piece_count) + " pieces of " +
+                 std::to_string(region.piece_bytes) + " bytes");
     }
     if (region.block_offset != covered) {
       refuse(i, region,

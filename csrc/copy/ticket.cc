@@ -143,8 +143,7 @@ void VerifyTicket::wait() {
 
 void VerifyTicket::report_bad(std::size_t index) noexcept {
   std::size_t seen = good_.load(std::memory_order_relaxed);
-  while (index < seen &&
-         !good_.compare_exchange_weak(seen, index, std::memory_order_acq_rel)) {
+  while (index < seen && !good_.compare_exchange_weak(seen, index, std::memory_order_acq_rel)) {
   }
   if (index == 0) {
     const std::lock_guard lock(mutex_);

@@ -1,10 +1,10 @@
 // Tickets: what a caller holds while the engine works. A ticket outlives its engine; everything it
 // pins it has given back before it says done.
 //
-// Each class has two sides. Callers (any thread) poll by atomic loads or wait; engine threads report
-// progress. Flags are stored with release after what they promise and loaded with acquire, so a
-// caller that sees one may rely on the bytes. The mutex only guards sleeping, and the decisions of
-// a spill that must not cross a cancellation.
+// Each class has two sides. Callers (any thread) poll by atomic loads or wait; engine threads
+// report progress. Flags are stored with release after what they promise and loaded with acquire,
+// so a caller that sees one may rely on the bytes. The mutex only guards sleeping, and the
+// decisions of a spill that must not cross a cancellation.
 #pragma once
 
 #include <atomic>
@@ -60,8 +60,8 @@ class SpillTicket {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::size_t unsettled_;     // pages without an outcome; mutex_
-  std::size_t reading_ = 0;   // pages between begin_read and end_read; mutex_
+  std::size_t unsettled_;    // pages without an outcome; mutex_
+  std::size_t reading_ = 0;  // pages between begin_read and end_read; mutex_
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> device_done_{false};
   std::atomic<bool> done_{false};

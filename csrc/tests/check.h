@@ -50,22 +50,22 @@ inline int run_all(int argc, char** argv) {
 
 }  // namespace hpkv::test
 
-#define TEST(name)                                                 \
-  static void test_##name();                                       \
+#define TEST(name)                                                         \
+  static void test_##name();                                               \
   static const ::hpkv::test::Register register_##name(#name, test_##name); \
   static void test_##name()
 
 #define CHECK(condition) ::hpkv::test::check((condition), #condition, __FILE__, __LINE__)
 
-#define CHECK_THROWS(expression)                                                           \
-  do {                                                                                     \
-    bool thrown = false;                                                                   \
-    try {                                                                                  \
-      static_cast<void>(expression);                                                       \
-    } catch (const ::hpkv::Error&) {                                                       \
-      thrown = true;                                                                       \
-    }                                                                                      \
-    ::hpkv::test::check(thrown, "throws: " #expression, __FILE__, __LINE__);               \
+#define CHECK_THROWS(expression)                                             \
+  do {                                                                       \
+    bool thrown = false;                                                     \
+    try {                                                                    \
+      static_cast<void>(expression);                                         \
+    } catch (const ::hpkv::Error&) {                                         \
+      thrown = true;                                                         \
+    }                                                                        \
+    ::hpkv::test::check(thrown, "throws: " #expression, __FILE__, __LINE__); \
   } while (false)
 
 #define TEST_MAIN \

@@ -25,9 +25,9 @@ Region region_at(std::uint32_t layer, std::uint64_t base, std::uint64_t offset) 
 }  // namespace
 
 TEST(a_valid_layout_is_ordered_by_layer) {
-  const BlockLayout layout(576, 2, 4,
-                           {region_at(1, kBase + 8192, 384), region_at(0, kBase, 0),
-                            region_at(0, kBase + 4096, 192)});
+  const BlockLayout layout(
+      576, 2, 4,
+      {region_at(1, kBase + 8192, 384), region_at(0, kBase, 0), region_at(0, kBase + 4096, 192)});
   CHECK(layout.regions(0).size() == 2);
   CHECK(layout.regions(1).size() == 1);
   CHECK(layout.layer_bytes(0) == 384);
@@ -43,9 +43,9 @@ TEST(a_layer_may_own_nothing) {
 }
 
 TEST(a_block_must_be_covered_exactly_once) {
-  CHECK_THROWS(BlockLayout(200, 1, 4, {region_at(0, kBase, 0)}));    // a tail left out
-  CHECK_THROWS(BlockLayout(150, 1, 4, {region_at(0, kBase, 0)}));    // past the end
-  CHECK_THROWS(BlockLayout(192, 1, 4, {}));                          // nothing
+  CHECK_THROWS(BlockLayout(200, 1, 4, {region_at(0, kBase, 0)}));  // a tail left out
+  CHECK_THROWS(BlockLayout(150, 1, 4, {region_at(0, kBase, 0)}));  // past the end
+  CHECK_THROWS(BlockLayout(192, 1, 4, {}));                        // nothing
   CHECK_THROWS(BlockLayout(400, 1, 4, {region_at(0, kBase, 0), region_at(0, kBase + 4096, 208)}));
   CHECK_THROWS(BlockLayout(376, 1, 4, {region_at(0, kBase, 0), region_at(0, kBase + 4096, 184)}));
   CHECK_THROWS(BlockLayout(384, 1, 4, {region_at(0, kBase, 0), region_at(0, kBase + 4096, 0)}));

@@ -1,8 +1,8 @@
 // What one unit of work does to bytes.
+#include <thread>
+
 #include "base/crc32c.h"
 #include "copy/cpu/engine.h"
-
-#include <thread>
 
 namespace hpkv::cpu {
 namespace {
@@ -28,11 +28,11 @@ void CpuEngine::run(const SpillUnit& unit) {
   } else {
     drop(counters_.dropped_cancelled, pages);
   }
-  // Pages were published head first. Stamping the whole run again, deepest page oldest, is what
-  // lets the tail of a prefix be evicted before its head.
-  if (job.unfinished.fetch_sub(pages, std::memory_order_acq_rel) == pages && job.keys.size() > 1) {
-    pool_->touch(job.keys);
-  }
+  if (outcome == SpillOutcome::present) job.any_present.store(true, std::memory_order_relaxed);
+  // Stored pages carry stamps that let the tail of a prefix go before its head. Pages that were
+  // there already were stamped one by one as they were met, so the run is stamped again as a whole.
+  const bool last = job.unfinished.fetch_sub(pages, std::memory_order_acq_rel) == pages;
+  if (last && job.any_present.load(std::memory_order_relaxed)) pool_->touch(job.keys);
   job.ticket->settle(outcome, pages);
 }
 
@@ -72,7 +72,7 @@ SpillOutcome CpuEngine::spill_page(SpillJob& job, std::size_t index) {
     drop(counters_.dropped_cancelled);
     return SpillOutcome::dropped;
   }
-  pool_->publish(ref, checksum);
+  pool_->publish(ref, checksum, job.stamp(index));
   add(counters_.spill_stored, 1);
   add(counters_.spilled_bytes, layout_.block_bytes());
   return SpillOutcome::stored;

@@ -84,7 +84,8 @@ void CpuEngine::check_pages(std::span<const std::int64_t> pages, std::size_t exp
 std::shared_ptr<SpillTicket> CpuEngine::spill(std::vector<Key> keys,
                                               std::vector<std::int64_t> pages, DeviceEvent after) {
   check_pages(pages, keys.size(), after);
-  const auto job = std::make_shared<SpillJob>(std::move(keys), std::move(pages));
+  const std::uint64_t stamp = pool_->take_stamps(pages.size());
+  const auto job = std::make_shared<SpillJob>(std::move(keys), std::move(pages), stamp);
   const std::size_t count = job->pages.size();
   if (count == 0) return job->ticket;
   if (faults_.take_failure(CopyKind::spill)) job->ticket->cancel();

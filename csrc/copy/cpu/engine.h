@@ -4,6 +4,8 @@
 // Internal to csrc/copy/cpu; callers use make_cpu_engine() of copy/engine.h.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -11,8 +13,6 @@
 #include <span>
 #include <thread>
 #include <vector>
-
-#include <sys/types.h>
 
 #include "copy/cpu/jobs.h"
 #include "copy/engine.h"
@@ -73,14 +73,14 @@ class CpuEngine final : public CopyEngine {
   Counters counters_;
 
   mutable std::mutex mutex_;
-  std::condition_variable work_;  // a unit may be claimable, or stopping_
-  std::condition_variable idle_;  // nothing queued or running
+  std::condition_variable work_;              // a unit may be claimable, or stopping_
+  std::condition_variable idle_;              // nothing queued or running
   JobQueues queues_;                          // mutex_
   std::vector<std::optional<Unit>> running_;  // by worker; mutex_
   std::size_t running_count_ = 0;             // mutex_
   std::size_t running_spills_ = 0;            // of them; mutex_
   bool stopping_ = false;                     // mutex_
-  std::size_t spill_threads_ = 1;  // constant after construction
+  std::size_t spill_threads_ = 1;             // constant after construction
   std::vector<std::thread> threads_;
 };
 

@@ -31,14 +31,22 @@ struct SpillJob {
   std::shared_ptr<SpillTicket> ticket;
   std::vector<Key> keys;
   std::vector<std::int64_t> pages;
+  std::uint64_t first_stamp;            // recency of the deepest page; the head's is the largest
   std::atomic<std::size_t> unfinished;  // pages whose work is not over
-  std::size_t claimed = 0;              // engine mutex
+  std::atomic<bool> any_present{false};
+  std::size_t claimed = 0;  // engine mutex
 
-  SpillJob(std::vector<Key> the_keys, std::vector<std::int64_t> the_pages)
+  SpillJob(std::vector<Key> the_keys, std::vector<std::int64_t> the_pages,
+           std::uint64_t the_first_stamp)
       : ticket(std::make_shared<SpillTicket>(the_pages.size())),
         keys(std::move(the_keys)),
         pages(std::move(the_pages)),
+        first_stamp(the_first_stamp),
         unfinished(pages.size()) {}
+
+  [[nodiscard]] std::uint64_t stamp(std::size_t index) const noexcept {
+    return first_stamp + pages.size() - 1 - index;
+  }
 };
 
 struct LoadJob {
