@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 scripts/build.sh
 
 python="${HPKV_VENV:-.venv}/bin/python"
-for script in benchmarks/[a-z]*.py; do
+for script in $(grep -l '__main__' benchmarks/*.py); do
   name=$(basename "$script" .py)
   if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
   echo "== $name"
