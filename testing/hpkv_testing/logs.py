@@ -8,6 +8,7 @@ import re
 
 _LINE_WIDTH = 300
 _TERMINAL_WIDTH = 100
+_STAMPED = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] (.+)")
 _TELLING = re.compile(r"(Error|Exception|error:|Traceback|ERROR|CRITICAL|assert|Killed)")
 
 
@@ -20,11 +21,12 @@ def excerpt(text: str, line_count: int = 30) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, cut to a terminal's width."""
+    """The last line with a time in front, without the time, cut to a terminal's width."""
     for line in reversed(text.splitlines()):
-        if line.strip():
-            return _cut(line.strip(), _TERMINAL_WIDTH)
-    return "(nothing printed yet)"
+        stamped = _STAMPED.match(line)
+        if stamped:
+            return _cut(stamped[1], _TERMINAL_WIDTH)
+    return "(no log line yet)"
 
 
 def _cut(line: str, width: int) -> str:

@@ -88,10 +88,10 @@ def test_answers_of_concurrent_requests_come_in_their_order(server: Server) -> N
 
 
 def test_another_extra_key_or_salt_shares_nothing(server: Server) -> None:
-    server.generate(input_ids=PROMPT, extra_key="a")
-    assert server.generate(input_ids=PROMPT, extra_key="b").cached_tokens == 0
-    assert server.generate(input_ids=PROMPT, cache_salt="a").cached_tokens == 0
-    assert server.generate(input_ids=PROMPT, extra_key="a").cached_tokens == FULL_PAGES
+    server.generate(input_ids=PROMPT)
+    for isolated in ({"extra_key": "a"}, {"extra_key": "b"}, {"cache_salt": "c"}):
+        assert server.generate(input_ids=PROMPT, **isolated).cached_tokens == 0
+        assert server.generate(input_ids=PROMPT, **isolated).cached_tokens == FULL_PAGES
 
 
 def test_a_refused_request_is_an_error_with_the_servers_words(server: Server) -> None:
