@@ -15,6 +15,13 @@ constexpr std::uint64_t kCandidateShare = 64;  // of a class
 constexpr int kRounds = 8;
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
+// How many blocks of a run are claimed at once: few enough that others are not starved, enough that
+// the layout lock is taken rarely.
+std::uint64_t stock_of(const Run& run) noexcept {
+  const std::uint64_t by_bytes = kStockBytes / run.geometry.stride;
+  return std::max<std::uint64_t>(1, std::min(by_bytes, run.geometry.block_count / kStockShare));
+}
+
 }  // namespace
 
 Allocator::Class& Allocator::class_of(std::uint64_t stride) {
@@ -22,12 +29,6 @@ Allocator::Class& Allocator::class_of(std::uint64_t stride) {
   Class& cls = classes_[stride];
   cls.stride = stride;
   return cls;
-}
-
-// Few enough that others are not starved, enough that the layout lock is taken rarely.
-std::uint64_t Allocator::stock_limit(const Run& run) const noexcept {
-  const std::uint64_t by_bytes = kStockBytes / run.geometry.stride;
-  return std::max<std::uint64_t>(1, std::min(by_bytes, run.geometry.block_count / kStockShare));
 }
 
 std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
@@ -76,7 +77,7 @@ void Allocator::claim_free(Class& cls) noexcept {
 bool Allocator::claim_free_in(Class& cls, const Run& run) noexcept {
   const View& view = core_.view;
   std::vector<std::uint64_t> found;
-  const std::uint64_t limit = stock_limit(run);
+  const std::uint64_t limit = stock_of(run);
   for (std::uint64_t i = 0; i < run.geometry.block_count && found.size() < limit; ++i) {
     const std::uint64_t offset = view.descriptor_offset(run, i);
     const Descriptor& block = view.descriptor(offset);
@@ -103,13 +104,9 @@ bool Allocator::claim_free_in(Class& cls, const Run& run) noexcept {
 }
 
 void Allocator::claim_new_run(Class& cls) noexcept {
-  const std::uint64_t run_bytes = segments_.run_length(cls.stride) * core_.super().segment_bytes;
-  Run planned;
-  planned.geometry = run_geometry(run_bytes, cls.stride);
-  const std::uint64_t count = stock_limit(planned);
-  const auto run = segments_.make_run(cls.stride, count);
+  const auto run = segments_.make_run(cls.stride, stock_of);
   if (!run) return;
-  for (std::uint64_t i = count; i > 0; --i) {
+  for (std::uint64_t i = stock_of(*run); i > 0; --i) {
     cls.stock.push_back({core_.view.descriptor_offset(*run, i - 1), 1});
   }
   cls.next_segment = run->segment;

@@ -59,7 +59,6 @@ class Allocator {
   };
 
   [[nodiscard]] Class& class_of(std::uint64_t stride);
-  [[nodiscard]] std::uint64_t stock_limit(const Run& run) const noexcept;
   void give_back_stock(Class& cls) noexcept;
   void release_stock_of_others(const Class& cls) noexcept;
   void claim_free(Class& cls) noexcept;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "base/error.h"
 
@@ -32,6 +33,15 @@ struct Hierarchy {
   const char* used_name;
 };
 
+// Whether a list of version 1 controllers ("cpu,memory") has the one that limits us.
+bool names_memory(const std::string& controllers) {
+  std::istringstream list(controllers);
+  for (std::string name; std::getline(list, name, ',');) {
+    if (name == "memory") return true;
+  }
+  return false;
+}
+
 std::vector<Hierarchy> hierarchies(const std::string& proc_root, const std::string& cgroup_root) {
   std::vector<Hierarchy> found;
   std::ifstream file(proc_root + "/self/cgroup");
@@ -40,11 +50,11 @@ std::vector<Hierarchy> hierarchies(const std::string& proc_root, const std::stri
     const std::size_t first = line.find(':');
     const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
-    if (controllers == ",,") {
+    if (controllers.empty()) {
       found.push_back({cgroup_root, path, "memory.max", "memory.current"});
-    } else if (controllers.find(",memory,") != std::string::npos) {
+    } else if (names_memory(controllers)) {
       found.push_back(
           {cgroup_root + "/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"});
     }

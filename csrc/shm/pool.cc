@@ -70,6 +70,8 @@ bool Pool::poisoned() const noexcept {
 
 bool Pool::off() const noexcept { return impl_->core.off(); }
 
+bool Pool::verify_always() const noexcept { return impl_->core.options.verify_always; }
+
 namespace {
 
 void require_attached(const shm::Core& core, const char* operation) {

@@ -118,6 +118,7 @@ class Pool {
   [[nodiscard]] bool poisoned() const noexcept;
   // Poisoned, closed or forked: every answer is a miss.
   [[nodiscard]] bool off() const noexcept;
+  [[nodiscard]] bool verify_always() const noexcept;
 
   // Registers a namespace, or finds it; the answer indexes it in reserve(). Same id with another
   // size throws.

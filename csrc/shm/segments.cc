@@ -94,13 +94,20 @@ void Segments::fill_descriptors(const Run& run, std::uint64_t claim_count) noexc
   }
 }
 
-std::optional<Run> Segments::make_run(std::uint64_t stride, std::uint64_t claim_count) noexcept {
-  const std::uint64_t length = run_length(stride);
+std::optional<Run> Segments::make_run(std::uint64_t stride,
+                                      std::uint64_t (*claim_count)(const Run&)) noexcept {
+  std::uint64_t length = run_length(stride);
   Run run;
   {
     const LockGuard layout(core_, core_.super().layout_lock, kEngineWaitNs);
     if (!layout) return std::nullopt;
-    const auto found = find_free(length);
+    auto found = find_free(length);
+    // Segments left over beside the long runs: a shorter run wastes more of itself, no run wastes
+    // all.
+    while (!found && length > 1 &&
+           run_geometry((length - 1) * core_.super().segment_bytes, stride).block_count > 0) {
+      found = find_free(--length);
+    }
     if (!found) return std::nullopt;
     run.segment = *found;
     SegmentRecord& head = core_.view.segment(run.segment);
@@ -122,7 +129,7 @@ std::optional<Run> Segments::make_run(std::uint64_t stride, std::uint64_t claim_
     return std::nullopt;
   }
   HPKV_POINT("run.backed");
-  fill_descriptors(run, claim_count);
+  fill_descriptors(run, claim_count(run));
   HPKV_POINT("run.before_publish");
   // Release: partner of the acquire in for_each_run; the descriptors come first.
   head.word.store(run.word, std::memory_order_release);

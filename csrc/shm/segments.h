@@ -20,11 +20,11 @@ class Segments {
  public:
   explicit Segments(Core& core) noexcept : core_(core) {}
 
-  // Makes a run for this class out of free segments; its first `claim_count` blocks belong to this
-  // client (`claimed`), the others are free. nullopt when there is no stretch of free segments, or
-  // no memory. Tens of ms a segment.
+  // Makes a run for this class out of free segments; its first `claim_count(run)` blocks belong to
+  // this client (`claimed`), the others are free. nullopt when there is no stretch of free
+  // segments, or no memory. Tens of ms a segment.
   [[nodiscard]] std::optional<Run> make_run(std::uint64_t stride,
-                                            std::uint64_t claim_count) noexcept;
+                                            std::uint64_t (*claim_count)(const Run&)) noexcept;
 
   // Zeroed memory for a hash table; offset in the file. Never returned.
   [[nodiscard]] std::optional<std::uint64_t> take_index_memory(std::uint64_t bytes) noexcept;
