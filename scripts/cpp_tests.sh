@@ -32,8 +32,11 @@ sanitizer_works() {
   return $rc
 }
 
+# Sanitizer builds are made for finding faults, not for speed: -O1 compiles in half the time.
 configure() {
-  cmake -S . -B "$1" -G Ninja -DHPKV_TESTS=ON "-DHPKV_SANITIZE=$2"
+  local speed=(-DCMAKE_BUILD_TYPE=Release)
+  [ -z "$2" ] || speed=(-DCMAKE_BUILD_TYPE=Debug "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1")
+  cmake -S . -B "$1" -G Ninja -DHPKV_TESTS=ON "-DHPKV_SANITIZE=$2" "${speed[@]}"
 }
 
 for kind in "${@:-plain}"; do
