@@ -3,11 +3,11 @@
 Every object may be used from any thread. Methods marked *blocks* release the GIL while they wait.
 """
 
-from typing_extensions import Buffer
 from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer
 
 # ---- keys (csrc/bind/keys.cc) ----
 
@@ -84,6 +84,12 @@ class Pool:
     def adopted(self) -> bool:
         """True when the pool existed already."""
     @property
+    def notice(self) -> str:
+        """Why an older pool was replaced, to be logged once; usually empty."""
+    @property
+    def in_memory(self) -> bool:
+        """True when the pool's directory lies on tmpfs or hugetlbfs."""
+    @property
     def poisoned(self) -> bool: ...
     def add_namespace(self, namespace: bytes, descriptor: bytes, block_bytes: int) -> int:
         """Register a 32-byte identity; idempotent. Returns the index that put and spill take."""
@@ -93,7 +99,8 @@ class Pool:
         """Length of the leading run of ready blocks. Changes nothing."""
     def touch(self, keys: KeyBatch) -> int:
         """Refresh the recency of the blocks that are present, deepest first."""
-    def pin(self, keys: KeyBatch) -> Lease: ...
+    def pin(self, keys: KeyBatch) -> Lease:
+        """Pin the leading run of ready blocks. Waits 1 ms at most; what is not pinned is a miss."""
     def put(
         self, namespace: int, key: bytes, payload: Buffer
     ) -> Literal["stored", "present", "full", "busy", "off"]: ...
@@ -102,10 +109,14 @@ class Pool:
     def drop_namespace(self, namespace: bytes) -> int:
         """Drop its unpinned blocks; returns how many. Blocks."""
     def clear(self) -> int: ...
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]:
+        """Counts and bytes of the whole pool, all clients together. Walks the pool. Blocks."""
+    def maintain(self) -> None:
+        """One round of the background work: notice and bury dead clients. Blocks."""
     def check(self) -> list[str]:
         """Every violated invariant in words; empty when sound. Blocks."""
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back pins, unpublished blocks and the slot; idempotent. Blocks."""
 
 # ---- copy engine (csrc/bind/copy.cc) ----
 

@@ -2,6 +2,7 @@
 //
 // Conversion is one pass over the strings with the GIL held: about as long as reading them.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <array>

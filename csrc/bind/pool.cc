@@ -164,6 +164,8 @@ nb::dict stats(const PoolHandle& self) {
   out["rebuilds"] = stats.rebuilds;
   out["reaped"] = stats.reaped;
   out["bad_checksums"] = stats.bad_checksums;
+  out["spilled_bytes"] = stats.spilled_bytes;
+  out["loaded_bytes"] = stats.loaded_bytes;
   out["poisoned"] = stats.poisoned;
   return out;
 }

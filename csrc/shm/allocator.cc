@@ -42,7 +42,10 @@ std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
       return place;
     }
     while (!cls.coldest.empty()) {
-      if (const auto place = evict(cls.coldest.take_coldest(), false)) return place;
+      const auto place = evict(cls.coldest.take_coldest(), false);
+      if (!place) continue;
+      core_.count(Counter::evictions);
+      return place;
     }
     claim_free(cls);
     if (cls.stock.empty()) claim_new_run(cls);
@@ -170,7 +173,6 @@ std::optional<Place> Allocator::evict(const index::Candidate& candidate, bool an
     return std::nullopt;
   const std::uint32_t generation = BlockWord::generation(found->word) + 1;
   guard.take_out(*found, BlockWord::make(BlockState::claimed, core_.slot, generation));
-  core_.count(Counter::evictions);
   return Place{found->descriptor_offset, generation};
 }
 

@@ -49,6 +49,8 @@ enum class Counter : std::size_t {
   rebuilds,
   reaped,
   bad_checksums,
+  spilled_bytes,
+  loaded_bytes,
   count,
 };
 static_assert(static_cast<std::size_t>(Counter::count) <= kCounterCount);

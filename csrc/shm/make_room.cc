@@ -118,6 +118,7 @@ bool Allocator::empty_run(const Run& run) noexcept {
     } else if (BlockWord::state(word) == BlockState::ready) {
       if (const auto place = evict({0, offset, word, load_key(block)}, true)) {
         claimed.push_back(*place);
+        core_.count(Counter::evictions);
         continue;
       }
     }

@@ -204,6 +204,8 @@ PoolStats Pool::stats() const {
   stats.rebuilds = total(view, Counter::rebuilds);
   stats.reaped = total(view, Counter::reaped);
   stats.bad_checksums = total(view, Counter::bad_checksums);
+  stats.spilled_bytes = total(view, Counter::spilled_bytes);
+  stats.loaded_bytes = total(view, Counter::loaded_bytes);
   return stats;
 }
 

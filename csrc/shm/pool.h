@@ -100,6 +100,8 @@ struct PoolStats {
   std::uint64_t rebuilds = 0;       // shards rebuilt from their descriptors
   std::uint64_t reaped = 0;         // clients that died without a goodbye
   std::uint64_t bad_checksums = 0;  // blocks condemned
+  std::uint64_t spilled_bytes = 0;  // payload bytes published
+  std::uint64_t loaded_bytes = 0;   // payload bytes copied out (count_loaded)
   bool poisoned = false;
 };
 
@@ -154,6 +156,9 @@ class Pool {
   // The bytes do not match: the block is a miss from now on, and its place is free once the last
   // pin is gone.
   void condemn(const BlockRef& ref) noexcept;
+
+  // Statistics: payload bytes that were copied out of the pool.
+  void count_loaded(std::uint64_t bytes) noexcept;
 
   // ---- writing (engine threads; may evict, may reserve memory for a new segment: tens of ms) ----
   ReserveStatus reserve(std::uint32_t namespace_index, const Key& key, BlockRef& out) noexcept;

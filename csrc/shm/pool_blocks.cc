@@ -130,6 +130,10 @@ void Pool::mark_verified(const BlockRef& ref, std::uint32_t epoch) noexcept {
       .verified_epoch.store(epoch, std::memory_order_release);
 }
 
+void Pool::count_loaded(std::uint64_t bytes) noexcept {
+  if (!impl_->core.detached()) impl_->core.count(Counter::loaded_bytes, bytes);
+}
+
 void Pool::condemn(const BlockRef& ref) noexcept {
   shm::Core& core = impl_->core;
   if (core.off()) return;
@@ -262,6 +266,7 @@ void Pool::publish(const BlockRef& ref, std::uint32_t crc32c, std::uint64_t stam
   HPKV_POINT("publish.unpinned");
   impl.finish_write(ref);
   impl.core.count(Counter::stored);
+  impl.core.count(Counter::spilled_bytes, ref.payload_bytes);
 }
 
 void Pool::abandon(const BlockRef& ref) noexcept {
