@@ -1,1 +1,2 @@
-list(APPEND HPKV_INDEX index / shard.cc)
+list(APPEND HPKV_INDEX
+  index/shard.cc)
