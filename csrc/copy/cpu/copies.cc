@@ -3,6 +3,7 @@
 
 #include "base/crc32c.h"
 #include "copy/cpu/engine.h"
+#include "shm/transfer.h"
 
 namespace hpkv::cpu {
 namespace {
@@ -103,16 +104,9 @@ bool CpuEngine::trusted(const BlockRef& ref) {
   // A block of another size has another identity, whatever its key says.
   if (ref.payload_bytes != layout_.block_bytes()) return false;
   if (pool_->verified(ref)) return true;
-  const std::uint32_t epoch = pool_->epoch();
-  const std::span<const std::byte> bytes(pool_->payload(ref), ref.payload_bytes);
-  if (crc32c(bytes) != pool_->checksum(ref)) {
-    add(counters_.bad_blocks, 1);
-    pool_->condemn(ref);
-    return false;
-  }
-  add(counters_.verified_blocks, 1);
-  pool_->mark_verified(ref, epoch);
-  return true;
+  const bool good = hpkv::verify(*pool_, ref);
+  add(good ? counters_.verified_blocks : counters_.bad_blocks, 1);
+  return good;
 }
 
 void CpuEngine::run(const LoadUnit& unit) {
