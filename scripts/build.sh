@@ -18,7 +18,7 @@ sources() {
 }
 
 install_here() {
-  "$python" -m pip --disable-pip-version-check install --no-deps --no-build-isolation -e "$@"
+  "$python" -m pip --disable-pip-version-check install -v --no-deps --no-build-isolation -e "$@"
 }
 
 wanted=$(sources | sha256sum | cut -c1-16)

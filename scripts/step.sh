@@ -9,22 +9,23 @@ hpkv_logs="${HPKV_LOGS:-build/logs}"
 mkdir -p "$hpkv_logs"
 
 step() {
-  local label="$1" log begin rc=0 pid waited=0
+  local label="$1" log begin rc=0 pid shown
   shift
   log="$hpkv_logs/$(printf '%s' "$label" | tr -cs 'A-Za-z0-9' '-' | sed 's/-*$//').log"
   begin=$SECONDS
+  shown=$SECONDS
   printf '%-58s' "$label"
   "$@" >"$log" 2>&1 </dev/null &
   pid=$!
   while kill -0 "$pid" 2>/dev/null; do
-    sleep 0.1
-    waited=$((waited + 1))
-    if [ $((waited % 200)) -eq 0 ]; then
+    sleep 0.2
+    if [ $((SECONDS - shown)) -ge 20 ]; then
+      shown=$SECONDS
       printf '\n  ... %3d s: %s' $((SECONDS - begin)) "$(tail -n 1 "$log" | tr -d '\r' | cut -c1-70)"
     fi
   done
   wait "$pid" || rc=$?
-  if [ $waited -ge 200 ]; then printf '\n%-58s' ''; fi
+  if [ "$shown" -ne "$begin" ]; then printf '\n%-58s' ''; fi
   if [ $rc -eq 0 ]; then
     printf ' ok (%d s)\n' $((SECONDS - begin))
     return 0
