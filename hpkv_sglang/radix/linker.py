@@ -146,8 +146,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     # ---- weights ----
 
     def suspend(self, reason: str) -> None:
-        """No lookup, load or spill from here on. Blocks until no copy is in flight."""
+        """No lookup, load or spill from here on. Blocks until no copy is in flight.
+
+        A version armed earlier is forgotten: whoever suspends arms the version to come back with.
+        """
         self.suspended = reason
+        self._reopen_version = None
         self.engine.quiesce()
 
     def reopen_on_reset(self, weight_version: str) -> None:

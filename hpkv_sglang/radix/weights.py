@@ -44,7 +44,9 @@ logger = logging.getLogger(__name__)
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 _KV_MEMORY = "kv_cache"
 _WEIGHT_MEMORY = "weights"
-# Failures SGLang reports before it has touched a weight.
+# What SGLang reports when only the flush failed, and before it has touched a weight. Anything else
+# may have left a mixture: its roll-back reads the new path again.
+_UPDATED = "Weights were updated"
 _UNTOUCHED = ("Failed to get model loader", "Failed to get weights iterator")
 
 Original = Callable[..., Any]
@@ -78,9 +80,11 @@ class WeightWatch:
         before = self._version(tree)
         self._close(tree, "update_weights_from_disk", self._content(updater, request))
         result = original(updater, request)
-        if not result.success and str(result.message).startswith(_UNTOUCHED):
-            logger.warning("hpkv: closed until the next flush, after %r", result.message[:80])
-            self._close(tree, "failed update", before)
+        message = str(result.message)
+        if not result.success and not message.startswith(_UPDATED):
+            untouched = message.startswith(_UNTOUCHED)
+            logger.warning("hpkv: closed until the next flush, after %r", message[:80])
+            self._close(tree, "failed update", before if untouched else self._private(updater))
         return result
 
     def pushed_in_session(self, original: Original, updater: Any, request: Any) -> Any:
