@@ -28,6 +28,9 @@ _TOTALS = (
     "busy",
     "lock_timeouts",
     "bad_checksums",
+    "takeovers",
+    "rebuilds",
+    "reaped",
     "spilled_bytes",
     "loaded_bytes",
 )
@@ -112,6 +115,8 @@ def pool_tables(report: dict[str, Any]) -> RenderableType:
         "trouble": f"{report['evictions']} evicted, {report['full']} found it full, "
         f"{report['busy']} found it busy, {report['lock_timeouts']} lock timeouts, "
         f"{report['bad_checksums']} bad checksums",
+        "deaths": f"{report['reaped']} clients, {report['takeovers']} locks recovered, "
+        f"{report['rebuilds']} index shards rebuilt",
     }
     if report["poisoned"]:
         rows["state"] = "[red]poisoned: off until no server is attached, then recreated[/red]"
