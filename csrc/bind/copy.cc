@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "bind/bind.h"
 #include "bind/handles.h"
 #include "copy/engine.h"
@@ -25,6 +26,8 @@ namespace hpkv::bind {
 namespace {
 
 using Pages = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WritableBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Python's CopyEngine.
 struct EngineHandle {
@@ -65,6 +68,47 @@ void check_layer(const LoadTicket& ticket, std::uint32_t layer) {
   const std::string message = "layer " + std::to_string(layer) + " is not in [0, " +
                               std::to_string(ticket.layer_count()) + ")";
   throw nb::index_error(message.c_str());
+}
+
+const std::byte* data_of(const Bytes& bytes) {
+  return reinterpret_cast<const std::byte*>(bytes.data());
+}
+
+// Where a copy goes; as long as its source.
+std::byte* target_of(const WritableBytes& target, const Bytes& source) {
+  if (target.shape(0) != source.shape(0)) {
+    throw nb::value_error("target and source have different lengths");
+  }
+  return reinterpret_cast<std::byte*>(target.data());
+}
+
+void bind_checksums(nb::module_& module) {
+  module.def(
+      "crc32c",
+      [](const Bytes& bytes, std::uint32_t crc) {
+        const nb::gil_scoped_release released;
+        return crc32c({data_of(bytes), bytes.shape(0)}, crc);
+      },
+      nb::arg("data"), nb::arg("crc") = 0);
+  module.def("crc32c_combine", &crc32c_combine, nb::arg("first"), nb::arg("second"),
+             nb::arg("second_bytes"));
+  module.def("crc32c_implementation", &crc32c_implementation);
+  module.def(
+      "copy_nt_crc32c",
+      [](const WritableBytes& target, const Bytes& source, std::uint32_t crc) {
+        std::byte* const to = target_of(target, source);
+        const nb::gil_scoped_release released;
+        return copy_nt_crc32c(to, data_of(source), source.shape(0), crc);
+      },
+      nb::arg("target").noconvert(), nb::arg("source"), nb::arg("crc") = 0);
+  module.def(
+      "copy_nt",
+      [](const WritableBytes& target, const Bytes& source) {
+        std::byte* const to = target_of(target, source);
+        const nb::gil_scoped_release released;
+        copy_nt(to, data_of(source), source.shape(0));
+      },
+      nb::arg("target").noconvert(), nb::arg("source"));
 }
 
 void bind_layout(nb::module_& module) {
@@ -216,6 +260,7 @@ void bind_faults(nb::class_<EngineHandle>& engine) {
 }  // namespace
 
 void bind_copy(nb::module_& module) {
+  bind_checksums(module);
   bind_layout(module);
   bind_tickets(module);
   const auto waiting = nb::call_guard<nb::gil_scoped_release>();
