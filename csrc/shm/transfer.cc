@@ -1,6 +1,5 @@
 #include "shm/transfer.h"
 
-#include <cstring>
 #include <string>
 
 #include "base/crc32c.h"
@@ -49,7 +48,7 @@ bool get(Pool& pool, const Key& key, std::span<std::byte> out) noexcept {
   if (pool.pin(std::span(&key, 1), std::span(&block, 1)) != 1) return false;
   const bool good = block.payload_bytes == out.size() && verify(pool, block);
   if (good) {
-    std::memcpy(out.data(), pool.payload(block), out.size());
+    copy_nt(out.data(), pool.payload(block), out.size());
     pool.count_loaded(out.size());
   }
   pool.unpin(std::span(&block, 1));
