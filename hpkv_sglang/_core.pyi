@@ -120,6 +120,22 @@ class Pool:
 
 # ---- copy engine (csrc/bind/copy.cc) ----
 
+def crc32c(data: npt.NDArray[np.uint8] | Buffer, crc: int = 0) -> int:
+    """CRC32C of one-dimensional bytes, continuing from `crc`. Releases the GIL."""
+
+def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
+    """Checksum of two parts from theirs and the length of the second."""
+
+def crc32c_implementation() -> str: ...
+def copy_nt_crc32c(
+    target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], crc: int = 0
+) -> int:
+    """Copy past the cache and return the checksum, in one pass. ValueError unless the lengths are
+    equal. Releases the GIL."""
+
+def copy_nt(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
+    """The same copy without a checksum."""
+
 @final
 class Region:
     """One buffer's share of a block: piece i of page p is copied between
