@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpkv_sglang.pool import attach
+from hpkv_sglang.cli.attachment import attached as attach
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
 from tests.e2e.support import (
@@ -100,7 +100,7 @@ def test_many_clients_at_once_all_get_the_answer_of_a_device_hit(server: Server)
 def test_a_flush_empties_the_tree_and_leaves_the_pool_alone(server: Server, pool: Path) -> None:
     server.generate(ask(prompts(1, 200, seed=7)[0]))
     server.flush_cache()  # quiesces: everything spilled is published by now
-    with attach(str(pool)) as attached:
+    with attach(str(pool), read_only=True) as attached:
         before = attached.stats()["blocks"]
         server.flush_cache()
         assert attached.stats()["blocks"] == before > 0
@@ -114,7 +114,7 @@ def test_pins_return_and_the_pool_is_sound_after_the_work(server: Server, pool: 
     aborted = [ask(t, rid=f"abort-{i}", fields={"stream": False}) for i, t in enumerate(work)]
     _abort_half_way(server, aborted)
     server.flush_cache()
-    with attach(str(pool)) as attached:
+    with attach(str(pool), read_only=True) as attached:
         assert attached.stats()["pinned"] == 0
         assert attached.check() == []
 

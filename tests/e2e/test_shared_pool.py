@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpkv_sglang.pool import attach
+from hpkv_sglang.cli.attachment import attached as attach
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.models import TinyLlama, checkpoint
 from hpkv_testing.server import ServerConfig
@@ -59,7 +59,7 @@ def test_a_killed_server_leaves_a_warm_pool_and_nothing_else(
             assert_same_answer(answer, reference)
     assert "blocks already warm" in restarted.log_text()
     assert sorted(path.name for path in pool.iterdir()) == files
-    with attach(str(pool)) as attached:
+    with attach(str(pool), read_only=True) as attached:
         assert attached.check() == []
         assert attached.stats()["reaped"] >= 1
 
