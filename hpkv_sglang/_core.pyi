@@ -215,6 +215,9 @@ class LoadTicket:
     @property
     def ok(self) -> bool:
         """Everything landed; False while not done."""
+    @property
+    def elapsed_s(self) -> float:
+        """From submission to done; zero while not done."""
     def layer_done(self, layer: int) -> bool:
         """The layer has landed for every page, or the ticket has failed and nobody writes it."""
     def wait_layer(self, layer: int) -> None:

@@ -170,6 +170,7 @@ void bind_tickets(nb::module_& module) {
   nb::class_<LoadTicket>(module, "LoadTicket")
       .def_prop_ro("done", &LoadTicket::done)
       .def_prop_ro("ok", &LoadTicket::ok)
+      .def_prop_ro("elapsed_s", &LoadTicket::elapsed_s)
       .def(
           "layer_done",
           [](const LoadTicket& self, std::uint32_t layer) {

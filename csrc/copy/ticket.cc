@@ -121,6 +121,8 @@ bool LoadTicket::finish_unit(std::uint32_t layer) {
 
 void LoadTicket::finish() {
   const std::lock_guard lock(mutex_);
+  elapsed_s_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - submitted_).count();
   done_.store(true, std::memory_order_release);
   changed_.notify_all();
 }

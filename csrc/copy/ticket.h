@@ -87,6 +87,8 @@ class LoadTicket {
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   // Everything landed; false while not done.
   [[nodiscard]] bool ok() const noexcept { return done() && !failed(); }
+  // From submission to done; zero while not done.
+  [[nodiscard]] double elapsed_s() const noexcept { return done() ? elapsed_s_ : 0.0; }
   [[nodiscard]] std::uint32_t layer_count() const noexcept { return layer_count_; }
 
   // ---- engine threads ----
@@ -108,6 +110,8 @@ class LoadTicket {
   std::condition_variable changed_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> done_{false};
+  const std::chrono::steady_clock::time_point submitted_ = std::chrono::steady_clock::now();
+  double elapsed_s_ = 0.0;  // written before done_ is released, read after it was acquired
 };
 
 class VerifyTicket {

@@ -24,6 +24,7 @@ from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.identity import RankIdentity
 from hpkv_sglang.radix.loads import LayerLoads, PageIndices, QueuedLoad
 from hpkv_sglang.radix.lookup import PageLookup, RequestPages, fastest_hasher
+from hpkv_sglang.radix.worth import LoadEconomy
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.pool = open_pool(self.settings)
         self.lookup_pages = PageLookup(self.page_size, fastest_hasher())
         self.fence = SpillFence()
-        self.loads = LayerLoads(self.layout.block.layer_count)
+        self.economy = LoadEconomy(self.page_size, self.layout.block.block_bytes)
+        self.loads = LayerLoads(self.layout.block.layer_count, self.economy.note_load)
         self.layer_done_counter = self.loads
         self.suspended: str | None = None
         self.failed_load_count = 0
@@ -101,10 +103,6 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             lease.release()
             return pages, None
         return pages, lease
-
-    def worth_loading(self, pages: int) -> int:
-        """How many of the found pages are cheaper to load than to compute."""
-        return pages
 
     def verify(self, lease: Lease) -> VerifyTicket:
         return self.engine.verify(lease)

@@ -11,6 +11,7 @@ that every rank goes through the same steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,15 +33,23 @@ class QueuedLoad:
     pages: PageIndices
 
 
+@dataclass(frozen=True, slots=True)
+class _StartedLoad:
+    ticket: LoadTicket | None  # None: could not be started
+    page_count: int
+
+
 class LayerLoads:
     """The `layer_done_counter` SGLang's KV pools wait on, and the loads behind it."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, note_landed: Callable[[int, float], None]) -> None:
+        """`note_landed(pages, seconds)` is told of every load that landed."""
         self.num_layers = num_layers
         self.consumer_index = NO_BATCH
         self._next_index = 0
         self._queued: list[QueuedLoad] = []
-        self._started: dict[int, dict[str, LoadTicket | None]] = {}
+        self._started: dict[int, dict[str, _StartedLoad]] = {}
+        self._note_landed = note_landed
 
     # ---- SGLang's counter interface ----
 
@@ -52,9 +61,9 @@ class LayerLoads:
 
         A batch that is finished, and one without loads, is waited for by nobody.
         """
-        for ticket in self._started.get(self.consumer_index, {}).values():
-            if ticket is not None:
-                ticket.wait_layer(threshold)
+        for load in self._started.get(self.consumer_index, {}).values():
+            if load.ticket is not None:
+                load.ticket.wait_layer(threshold)
 
     # ---- the life of a load ----
 
@@ -78,15 +87,21 @@ class LayerLoads:
         queued, self._queued = self._queued, []
         index, self._next_index = self._next_index, self._next_index + 1
         self._started[index] = {
-            load.rid: None if load.lease is None else engine.load(load.lease, load.pages)
+            load.rid: _StartedLoad(
+                None if load.lease is None else engine.load(load.lease, load.pages),
+                len(load.pages),
+            )
             for load in queued
         }
         return index
 
     def finish(self, index: int) -> dict[str, bool]:
         """Wait until batch `index` no longer writes the device; rid -> all its bytes landed."""
-        tickets = self._started.get(index, {})
-        landed = {rid: ticket is not None and ticket.wait() for rid, ticket in tickets.items()}
+        landed = {}
+        for rid, load in self._started.get(index, {}).items():
+            landed[rid] = load.ticket is not None and load.ticket.wait()
+            if load.ticket is not None and landed[rid]:
+                self._note_landed(load.page_count, load.ticket.elapsed_s)
         self._started.pop(index, None)
         return landed
 

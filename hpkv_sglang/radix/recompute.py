@@ -14,6 +14,7 @@ and on the scheduler (the batch they were in). Scheduler thread only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,11 @@ def run_batch(
     """AROUND `Scheduler.run_batch`: settle freed slots before, take failed loads out after."""
     tree = scheduler.tree_cache
     tree.tiers.fence.settle()
+    launched = time.monotonic()
     result = original(scheduler, batch, *args, **kw)
+    if batch.forward_mode.is_extend() and batch.hicache_consumer_index < 0:
+        # On a CPU the forward is over when it returns.
+        tree.tiers.economy.note_prefill(batch.extend_num_tokens or 0, time.monotonic() - launched)
     failed, tree.failed_load_reqs = tree.failed_load_reqs, ()
     for req in failed:
         _release(scheduler, req)

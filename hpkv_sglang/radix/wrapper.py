@@ -95,7 +95,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             return result
         pages, lease = self.tiers.find(req, key, device_pages)
         usable = 0 if lease is None else lease.verified_count
-        hit_pages = self._agree_min([self.tiers.worth_loading(usable)])[0]
+        hit_pages = self._agree_min([self.tiers.economy.pages_worth_loading(usable)])[0]
         if lease is not None:
             self._promises[req.rid] = _Promise(lease, self._tick)
         if hit_pages == 0:

@@ -17,6 +17,7 @@ from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
 from hpkv_sglang.radix.lookup import PageLookup, fastest_hasher, hash_pages
 from hpkv_sglang.radix.waiting import WaitingRequests
+from hpkv_sglang.radix.worth import SAMPLES_MIN, LoadEconomy
 
 PAGE = 16
 
@@ -29,6 +30,7 @@ class Ticket:
         self.cancelled = False
         self.waits: list[float] = []
         self.landed = True
+        self.elapsed_s = 0.5
 
     @property
     def done(self) -> bool:
@@ -194,7 +196,7 @@ def queued(rid: str, lease: Any = "lease") -> QueuedLoad:
 
 
 def test_a_lost_lease_is_a_failed_load_and_not_an_error() -> None:
-    loads, done = LayerLoads(4), Ticket()
+    loads, done = LayerLoads(4, lambda pages, seconds: None), Ticket()
     done.event.set()
     loads.queue(queued("good"))
     loads.queue(queued("lost", lease=None))
@@ -204,7 +206,7 @@ def test_a_lost_lease_is_a_failed_load_and_not_an_error() -> None:
 
 
 def test_each_request_of_a_batch_fails_or_lands_by_itself() -> None:
-    loads, good, bad = LayerLoads(4), Ticket(), Ticket()
+    loads, good, bad = LayerLoads(4, lambda pages, seconds: None), Ticket(), Ticket()
     good.event.set()
     bad.event.set()
     bad.landed = False
@@ -215,7 +217,7 @@ def test_each_request_of_a_batch_fails_or_lands_by_itself() -> None:
 
 
 def test_waiting_for_a_layer_returns_at_once_without_loads_and_after_finish() -> None:
-    loads, ticket = LayerLoads(4), Ticket()
+    loads, ticket = LayerLoads(4, lambda pages, seconds: None), Ticket()
     loads.set_consumer(NO_BATCH)
     loads.wait_until(0)
     loads.queue(queued("r"))
@@ -234,11 +236,59 @@ def test_waiting_for_a_layer_returns_at_once_without_loads_and_after_finish() ->
 def test_a_cancelled_load_is_never_started_and_releases_its_lease() -> None:
     released = []
     lease = SimpleNamespace(release=lambda: released.append(1))
-    loads = LayerLoads(4)
+    loads = LayerLoads(4, lambda pages, seconds: None)
     loads.queue(queued("r", lease))
     assert loads.cancel_queued("r") and not loads.cancel_queued("r")
     assert loads.start(Engine()) == NO_BATCH
     assert released == [1]
+
+
+def test_only_loads_that_landed_are_measured() -> None:
+    noted: list[tuple[int, float]] = []
+    good, bad = Ticket(), Ticket()
+    loads = LayerLoads(4, lambda pages, seconds: noted.append((pages, seconds)))
+    bad.landed = False
+    good.event.set()
+    bad.event.set()
+    loads.queue(queued("good"))
+    loads.queue(queued("bad"))
+    loads.finish(loads.start(Engine(good, bad)))
+    assert noted == [(1, 0.5)]
+
+
+# ---- load or recompute ----
+
+
+def economy(load_s_per_page: float, prefill_tokens_per_s: float) -> LoadEconomy:
+    measured = LoadEconomy(page_size=PAGE, block_bytes=1000)
+    for _ in range(SAMPLES_MIN):
+        measured.note_load(10, 10 * load_s_per_page)
+        measured.note_prefill(1000, 1000 / prefill_tokens_per_s)
+    return measured
+
+
+def test_a_hit_slower_than_computing_is_not_taken_and_counted() -> None:
+    """Field report F42. A page of 16 tokens takes 16 ms to compute at 1,000 tokens/s."""
+    slow, quick = economy(0.020, 1000), economy(0.012, 1000)
+    assert slow.pages_worth_loading(40) == 0
+    assert slow.refused_count == 1
+    assert quick.pages_worth_loading(40) == 40
+    assert quick.refused_count == 0
+
+
+def test_one_refused_hit_in_sixteen_is_taken_to_measure_again() -> None:
+    slow = economy(0.020, 1000)
+    assert [slow.pages_worth_loading(40) > 0 for _ in range(32)].count(True) == 2
+    for _ in range(100):
+        slow.note_load(10, 0.01)  # the tier has recovered
+    assert slow.pages_worth_loading(40) == 40
+
+
+def test_every_hit_is_taken_before_both_rates_are_known() -> None:
+    fresh = LoadEconomy(page_size=PAGE, block_bytes=1000)
+    for _ in range(100):
+        fresh.note_load(1, 10.0)
+    assert fresh.pages_worth_loading(5) == 5
 
 
 # ---- page hashes ----
