@@ -57,6 +57,8 @@ def _foreign_linker(value: Any) -> bool:
     return bool(value) and value.get("linker_module_path") != LINKER_MODULE
 
 
+_NONE: tuple[object, ...] = (None, False, "", "null", "none")
+
 REFUSALS = (
     Refusal("pp_size", "--pp-size", "pipeline parallelism", _more_than_one),
     Refusal("dcp_size", "--dcp-size", "decode context parallelism", _more_than_one),
@@ -134,7 +136,6 @@ REFUSALS = (
         _given,
     ),
 )
-_NONE = (None, False, "", "null", "none")
 
 MODEL_REFUSALS = (
     Refusal(

@@ -9,6 +9,11 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"losing_every": 2}                 every second load has lost its blocks before it starts
     {"deadline_s": 0.2}                 how long a request may wait for the tiers
 
+and of observers, which report in the server's log when the tree is flushed:
+
+    {"count": true}                     scheduling steps, and collectives the tiers asked for
+    {"audit": true}                     file-system calls, imports and compilations inside the tiers
+
 Each may carry `"rank": 1`: only that rank of the group. The names in the copy engine are those of
 `CopyEngine.set_delay` and `fail_next`.
 """
@@ -16,11 +21,15 @@ Each may carry `"rank": 1`: only that rank of the group. The names in the copy e
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "HPKV_TEST_FAULTS"
 
@@ -103,10 +112,66 @@ def _deadline_s(cache: Any, _linker: Any, value: float) -> None:
     cache.linker.waiting._deadline_s = value
 
 
+def _count(cache: Any, _linker: Any, _value: bool) -> None:
+    seen = {"steps": 0, "collectives": 0}
+    step, reduce, reset = cache.check_hicache_events, cache._all_reduce_attn_groups, cache.reset
+
+    def counted_step() -> None:
+        seen["steps"] += 1
+        step()
+
+    def counted_reduce(*args: Any) -> None:
+        seen["collectives"] += 1
+        reduce(*args)
+
+    def reporting_reset() -> None:
+        logger.info("hpkv-test: steps=%(steps)d collectives=%(collectives)d", seen)
+        seen.update(steps=0, collectives=0)
+        reset()
+
+    cache.check_hicache_events = counted_step
+    cache._all_reduce_attn_groups = counted_reduce
+    cache.reset = reporting_reset
+
+
+def _audit(cache: Any, _linker: Any, _value: bool) -> None:
+    """Watch what Python does on this thread while it is inside one of the tiers' methods."""
+    thread, inside, seen = threading.get_ident(), [0], set()
+    watched = ("open", "os.", "import", "compile", "exec", "subprocess.", "socket.", "shutil.")
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        if inside[0] and threading.get_ident() == thread and event.startswith(watched):
+            seen.add(f"{event}{args[:1]}")
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            inside[0] += 1
+            try:
+                return method(*args)
+            finally:
+                inside[0] -= 1
+
+        return call
+
+    wrapper, reset = cache.linker, cache.reset
+    for name in ("tick", "match", "wait_for_tiers", "load_back", "finish_loads", "spill_node"):
+        setattr(wrapper, name, guarded(getattr(wrapper, name)))
+    wrapper.start_layer_wise_loading = guarded(wrapper.start_layer_wise_loading)
+
+    def reporting_reset() -> None:
+        logger.info("hpkv-test: inside the tiers: %s", sorted(seen))
+        reset()
+
+    cache.reset = reporting_reset
+    sys.addaudithook(watch)
+
+
 _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "delay": _delay,
     "fail_every": _fail_every,
     "alloc_fails_every": _alloc_fails_every,
     "losing_every": _losing_every,
     "deadline_s": _deadline_s,
+    "count": _count,
+    "audit": _audit,
 }

@@ -5,9 +5,10 @@ lines are the last errors, not the last lines.
 """
 
 import re
+import textwrap
 
 _LINE_WIDTH = 300
-_TERMINAL_WIDTH = 100
+_TERMINAL_WIDTH = 70
 _STAMPED = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] (.+)")
 _TELLING = re.compile(r"(Error|Exception|error:|Traceback|ERROR|CRITICAL|assert|Killed)")
 
@@ -25,7 +26,7 @@ def last_line(text: str) -> str:
     for line in reversed(text.splitlines()):
         stamped = _STAMPED.match(line)
         if stamped:
-            return _cut(stamped[1], _TERMINAL_WIDTH)
+            return textwrap.shorten(stamped[1], _TERMINAL_WIDTH, placeholder=" ...")
     return "(no log line yet)"
 
 

@@ -1,0 +1,70 @@
+"""The scheduler thread is sacred: no collective while nothing is pending, nothing compiled, no
+file-system call, on the real server with two ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpkv_testing.faults import faults_env
+from hpkv_testing.fixtures import ServerFactory
+from hpkv_testing.server import Server
+from tests.e2e.support import (
+    ask,
+    assert_same_answer,
+    cacheable,
+    device_hit,
+    pool_directory,
+    prompts,
+    tiered,
+)
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def server(server_factory: ServerFactory, llama_checkpoint: Path) -> Iterator[Server]:
+    with pool_directory() as pool:
+        watched = faults_env({"count": True, "rank": 0}, {"audit": True, "rank": 0})
+        (server,) = server_factory.fresh(tiered(llama_checkpoint, pool, tp_size=2, env=watched))
+        yield server
+        server.kill()
+
+
+def counts(server: Server) -> list[tuple[int, int]]:
+    """(steps, collectives) between one flush and the next."""
+    found = re.findall(r"hpkv-test: steps=(\d+) collectives=(\d+)", server.log_text())
+    return [(int(steps), int(collectives)) for steps, collectives in found]
+
+
+def test_two_ranks_load_what_two_ranks_spilled(server: Server) -> None:
+    work = prompts(6, 700, seed=61)
+    references = [device_hit(server, tokens) for tokens in work]
+    for tokens, reference in zip(work, references, strict=True):
+        answer = server.generate(ask(tokens))
+        assert answer.cached_on("host") > 0
+        assert answer.cached_tokens == cacheable(700)
+        assert_same_answer(answer, reference)
+
+
+def test_decoding_makes_no_collective(server: Server) -> None:
+    """Field report F41. A request costs a handful when it enters; its 150 steps cost none."""
+    (tokens,) = prompts(1, 100, seed=62)
+    server.flush_cache()
+    server.generate(input_ids=tokens, max_new_tokens=150)
+    server.flush_cache()
+    steps, collectives = counts(server)[-1]
+    assert steps >= 150
+    assert collectives <= 6
+
+
+def test_nothing_is_opened_imported_or_compiled_inside_the_tiers(server: Server) -> None:
+    work = prompts(4, 700, seed=63)
+    for tokens in work + work:
+        server.generate(ask(tokens))
+    server.flush_cache()
+    reports = re.findall(r"hpkv-test: inside the tiers: (\[.*\])", server.log_text())
+    assert reports[-1] == "[]"
