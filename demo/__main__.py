@@ -1,8 +1,8 @@
 """`python -m demo`: spill, load back, survive kill -9, share, and compare every answer.
 
 Exit status: 0 when every answer was equal and every tier was hit, 1 when not, 2 when a server did
-not start. Owns the pool's folder, the servers and their logs; removes the pool, keeps the logs
-after a failure.
+not start, 130 when interrupted. Owns the pool's folder, the servers and their logs; removes the
+pool, keeps the logs after a failure.
 """
 
 import argparse
@@ -38,8 +38,11 @@ def main() -> int:
     try:
         failures = demo.run()
     except ServerStartError as error:
-        console.print(f"[red]a server did not start[/red]: {escape(str(error))}")
+        console.print(f"[red]a server did not start[/red]: {escape(str(error))}", soft_wrap=True)
         return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; the servers are gone, their logs are in", str(logs))
+        return 130
     finally:
         demo.close()
         shutil.rmtree(pool, ignore_errors=True)
