@@ -44,4 +44,13 @@ def detect_layout(device_pool: Any, page_size: int) -> PoolLayout:
             device_pool.page_size,
             "Both must have the same page size.",
         )
-    return describe(device_pool, page_size)
+    layout = describe(device_pool, page_size)
+    device = layout.buffers[0].owner.device.type
+    if device != "cpu":
+        raise RefusedError.build(
+            "--enable-hpkv",
+            "the memory of this device is out of the copy engine's reach",
+            device,
+            "This version copies to and from CPU memory only. Run without --enable-hpkv.",
+        )
+    return layout

@@ -60,6 +60,12 @@ def _foreign_linker(value: Any) -> bool:
 _NONE: tuple[object, ...] = (None, False, "", "null", "none")
 
 REFUSALS = (
+    Refusal(
+        "device",
+        "--device",
+        "device memory that no copy engine of this version reaches (only the CPU's)",
+        lambda device: device not in (None, "cpu"),
+    ),
     Refusal("pp_size", "--pp-size", "pipeline parallelism", _more_than_one),
     Refusal("dcp_size", "--dcp-size", "decode context parallelism", _more_than_one),
     Refusal("attn_cp_size", "--attn-cp-size", "attention context parallelism", _more_than_one),

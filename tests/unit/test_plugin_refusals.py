@@ -16,6 +16,7 @@ from hpkv_sglang.radix.refusals import MODEL_REFUSALS, REFUSALS  # noqa: E402
 
 # The value that makes a row refuse, where it is not simply True.
 VALUES: dict[str, Any] = {
+    "device": "cuda",
     "pp_size": 2,
     "dcp_size": 2,
     "attn_cp_size": 2,
@@ -58,6 +59,7 @@ def test_each_row_names_both_sides(defaults: dict[str, Any], row: refusals.Refus
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("device", "cpu"),
         ("pp_size", 1),
         ("disaggregation_mode", "prefill"),
         ("decoupled_spec_role", "null"),
