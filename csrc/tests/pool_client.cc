@@ -215,7 +215,7 @@ class Client {
   }
 
   std::string workload(const Words& w);
-  void step(std::mt19937_64& random, const std::vector<Key>& keys, std::uint64_t limit);
+  void step(std::mt19937_64& random, const std::vector<Key>& keys, std::uint64_t number_of_step);
 
   std::unique_ptr<Pool> pool_;
   std::vector<BlockRef> pinned_;
@@ -223,9 +223,13 @@ class Client {
   std::array<std::uint32_t, 2> indices_{};
 };
 
-// One random operation; two block sizes share the pool, so segments change class.
-void Client::step(std::mt19937_64& random, const std::vector<Key>& keys, std::uint64_t limit) {
-  const std::size_t number = random() % std::min<std::uint64_t>(limit, keys.size());
+// One random operation. Two block sizes share the pool and take turns in being wanted, so segments
+// change class.
+void Client::step(std::mt19937_64& random, const std::vector<Key>& keys,
+                  std::uint64_t number_of_step) {
+  const std::size_t wanted = number_of_step / 2000 % 2;
+  const std::size_t number =
+      random() % std::min<std::uint64_t>(16 + number_of_step, keys.size() - 1) / 2 * 2 + wanted;
   const Key& key = keys[number];
   const std::uint32_t index = indices_[number % 2];
   const std::uint64_t bytes = pool_->block_bytes(index);
@@ -251,7 +255,7 @@ void Client::step(std::mt19937_64& random, const std::vector<Key>& keys, std::ui
       if (get_block(key, bytes) == "WRONG") throw Error(ErrorKind::system, "WRONG bytes");
       return;
     case 5:
-      if (random() % 64 == 0) pool_->clear();
+      if (random() % 1024 == 0) pool_->clear();
       if (random() % 8 == 0) pool_->maintain();
       return;
     default: {
@@ -277,7 +281,7 @@ std::string Client::workload(const Words& w) {
     id[0] = static_cast<std::byte>(200 + i);
     indices_[i] = pool_->add_namespace(id, {}, std::stoull(w.at(4 + i)));
   }
-  for (std::uint64_t i = 0; i < steps; ++i) step(random, keys, 16 + i);
+  for (std::uint64_t i = 0; i < steps; ++i) step(random, keys, i);
   return "done";
 }
 
