@@ -1,7 +1,7 @@
 """`python -m demo`: spill, load back, survive kill -9, share, and compare every answer.
 
 Exit status: 0 when every answer was equal and every tier was hit, 1 when not, 2 when a server did
-not start, 130 when interrupted. Owns the pool's folder, the servers and their logs; removes the
+not start or failed, 130 when interrupted. Owns the pool's folder, the servers and their logs; removes the
 pool, keeps the logs after a failure.
 """
 
@@ -19,6 +19,7 @@ from rich.markup import escape
 from demo import phases, texts
 from demo.dialogue import load_tokenizer
 from demo.report import Report, tiers
+from hpkv_testing.client import ServerError
 from hpkv_testing.server import Server, ServerConfig, ServerStartError, start_all
 from hpkv_testing.smollm2 import smollm2_checkpoint
 
@@ -39,6 +40,9 @@ def main() -> int:
         failures = demo.run()
     except ServerStartError as error:
         console.print(f"[red]a server did not start[/red]: {escape(str(error))}", soft_wrap=True)
+        return 2
+    except (ServerError, OSError) as error:
+        console.print(f"[red]a server failed[/red]: {escape(str(error))}; logs: {logs}")
         return 2
     except KeyboardInterrupt:
         console.print("interrupted; the servers are gone, their logs are in", str(logs))
@@ -76,14 +80,14 @@ class Demo:
         self._say("the last turn again: cold, as a device hit, as a host hit")
         cold = phases.cold(first, dialogues)
         device = phases.device_hits(first, dialogues)
-        host = [phases.hits("host hit", first, dialogues)]
+        host = [phases.hits("host", first, dialogues)]
         self._say("the same on the second server, which never saw these conversations")
-        elsewhere = phases.hits("host hit, second server", second, dialogues)
+        elsewhere = phases.hits("host, second server", second, dialogues)
         self._say("kill -9 of both servers, then a new one on what is left of the pool")
         first.kill()
         second.kill()
         (third,) = self._started(checkpoint, "restarted")
-        host.append(phases.hits("host hit, after kill -9 and restart", third, dialogues))
+        host.append(phases.hits("host, kill -9 + restart", third, dialogues))
         host.append(elsewhere)
         report = Report(cold, device, tuple(host))
         console.print()
@@ -117,8 +121,9 @@ class Demo:
 
 
 _FOOTNOTE = (
-    "[dim]Time: median over the conversations. Tokens: sums. Equal: the same tokens and the same "
-    "logprobs to the bit as the device hit of the same cached length.\n"
+    "[dim]TTFT: time to first token, median. device, host, computed: where the prompts' tokens came "
+    "from, in sum. equal: same tokens and, to the bit, same logprobs as the device hit, which has "
+    "the same cached length.\n"
     "* A cold prompt is computed in one piece, so its numbers may round otherwise: only the tokens "
     "are compared, and a difference is no failure.[/dim]"
 )

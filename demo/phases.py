@@ -75,7 +75,7 @@ def device_hits(server: Server, dialogues: Sequence[Dialogue]) -> Row:
     for dialogue in dialogues:
         server.generate(measured(dialogue))
         answers.append(server.generate(measured(dialogue)))
-    return Row("device hit", tuple(answers))
+    return Row("device", tuple(answers))
 
 
 def hits(name: str, server: Server, dialogues: Sequence[Dialogue]) -> Row:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from demo.phases import Row
@@ -47,11 +48,13 @@ class Report:
 
     def table(self) -> Table:
         """One line per way to be served."""
-        table = Table(title="SmolLM2-135M, last turn of each conversation")
-        table.add_column("served from")
-        for head in ("time to first token", "against cold", "device", "host", "computed"):
-            table.add_column(head, justify="right")
-        table.add_column("equal answers", justify="right")
+        table = Table(
+            title=f"SmolLM2-135M, the last turn of {len(self.device.answers)} conversations",
+            box=SIMPLE_HEAD,
+        )
+        table.add_column("served from", no_wrap=True)
+        for head in ("TTFT", "vs cold", "device", "host", "computed", "equal"):
+            table.add_column(head, justify="right", no_wrap=True)
         for row in (self.cold, self.device, *self.host):
             table.add_row(*self._cells(row))
         return table
@@ -70,7 +73,7 @@ class Report:
 
     def _equal(self, row: Row) -> str:
         if row is self.device:
-            return "reference"
+            return "ref."
         pairs = zip(row.answers, self.device.answers, strict=True)
         if row is self.cold:  # other matrix shapes: only the words can be compared
             return f"{sum(a.output_ids == b.output_ids for a, b in pairs)}/{len(row.answers)} *"
