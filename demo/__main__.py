@@ -1,8 +1,8 @@
 """`python -m demo`: spill, load back, survive kill -9, share, and compare every answer.
 
 Exit status: 0 when every answer was equal and every tier was hit, 1 when not, 2 when a server did
-not start or failed, 130 when interrupted. Owns the pool's folder, the servers and their logs; removes the
-pool, keeps the logs after a failure.
+not start or failed, 130 when interrupted. Owns the pool's folder, the servers and their logs;
+removes the pool, keeps the logs after a failure.
 """
 
 import argparse
@@ -87,7 +87,7 @@ class Demo:
         first.kill()
         second.kill()
         (third,) = self._started(checkpoint, "restarted")
-        host.append(phases.hits("host, kill -9 + restart", third, dialogues))
+        host.append(phases.hits("host, after kill -9", third, dialogues))
         host.append(elsewhere)
         report = Report(cold, device, tuple(host))
         console.print()
@@ -121,9 +121,9 @@ class Demo:
 
 
 _FOOTNOTE = (
-    "[dim]TTFT: time to first token, median. device, host, computed: where the prompts' tokens came "
-    "from, in sum. equal: same tokens and, to the bit, same logprobs as the device hit, which has "
-    "the same cached length.\n"
+    "[dim]TTFT: time to first token, median. device, host, computed: where the prompts' tokens "
+    "came from, in sum. equal: same tokens and, to the bit, same logprobs as the device hit, which "
+    "has the same cached length.\n"
     "* A cold prompt is computed in one piece, so its numbers may round otherwise: only the tokens "
     "are compared, and a difference is no failure.[/dim]"
 )

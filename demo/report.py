@@ -51,6 +51,7 @@ class Report:
         table = Table(
             title=f"SmolLM2-135M, the last turn of {len(self.device.answers)} conversations",
             box=SIMPLE_HEAD,
+            pad_edge=False,
         )
         table.add_column("served from", no_wrap=True)
         for head in ("TTFT", "vs cold", "device", "host", "computed", "equal"):
