@@ -95,41 +95,40 @@ LoadTicket::LoadTicket(std::uint32_t layer_count, std::size_t units)
 void LoadTicket::wait_layer(std::uint32_t layer) {
   if (layer_done(layer)) return;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this, layer] { return layer_done(layer) || failed(); });
+  progressed_.wait(lock, [this, layer] { return layer_done(layer) || failed(); });
 }
 
 bool LoadTicket::wait() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return done(); });
+  finished_.wait(lock, [this] { return done(); });
   return ok();
 }
 
 void LoadTicket::fail() {
   const std::lock_guard lock(mutex_);
   failed_.store(true, std::memory_order_release);
-  changed_.notify_all();
+  progressed_.notify_all();
 }
 
 bool LoadTicket::finish_unit(std::uint32_t layer) {
   // acq_rel: the thread that takes the last part has seen what the others copied.
   if (left_[layer].fetch_sub(1, std::memory_order_acq_rel) == 1) {
     const std::lock_guard lock(mutex_);
-    changed_.notify_all();
+    progressed_.notify_all();
   }
   return total_left_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
 void LoadTicket::finish() {
   const std::lock_guard lock(mutex_);
-  elapsed_s_ =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - submitted_).count();
+  elapsed_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - submitted_).count();
   done_.store(true, std::memory_order_release);
-  changed_.notify_all();
+  finished_.notify_all();
 }
 
 void LoadTicket::sleep(std::chrono::microseconds duration) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, duration, [this] { return failed(); });
+  progressed_.wait_for(lock, duration, [this] { return failed(); });
 }
 
 // ---- VerifyTicket ----

@@ -107,7 +107,9 @@ class LoadTicket {
   std::unique_ptr<std::atomic<std::size_t>[]> left_;  // parts to go, by layer
   std::atomic<std::size_t> total_left_;               // sum of left_
   std::mutex mutex_;
-  std::condition_variable changed_;
+  // Two, so that whoever waits for the end is not woken by every layer.
+  std::condition_variable progressed_;
+  std::condition_variable finished_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> done_{false};
   const std::chrono::steady_clock::time_point submitted_ = std::chrono::steady_clock::now();
