@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 
 begin=$SECONDS
 python="${HPKV_VENV:-.venv}/bin/python"
+bin=$(realpath -m "${HPKV_VENV:-.venv}/bin")
+export PATH="$bin:$PATH"  # tests call cmake and ninja by name
 speed=full
 if [ "${1:-}" = --fast ]; then
   speed=fast
