@@ -20,6 +20,8 @@ from collections import deque
 from hpkv_sglang._core import SpillTicket
 
 WAIT_BUDGET_S = 0.05
+# A flush or a weight update gives spills a little longer: what they store is not lost by it.
+DRAIN_BUDGET_S = 1.0
 
 
 class SpillFence:
@@ -41,18 +43,16 @@ class SpillFence:
 
     def settle(self) -> None:
         """Make every freed slot safe to write. Waits at most `wait_budget_s`."""
-        if not self._slots_freed:
-            return
+        if self._slots_freed:
+            self.drain(self.wait_budget_s)
+
+    def drain(self, budget_s: float = DRAIN_BUDGET_S) -> None:
+        """No copy publishes what it reads from here on. Waits at most `budget_s`."""
         self._slots_freed = False
-        deadline = time.monotonic() + self.wait_budget_s
+        deadline = time.monotonic() + budget_s
         while self._in_flight:
             ticket = self._in_flight.popleft()
             if ticket.device_done or ticket.wait_device(max(0.0, deadline - time.monotonic())):
                 continue
             ticket.cancel()
             self.cancelled_count += 1
-
-    def clear(self) -> None:
-        """Forget everything; only after the engine was quiesced."""
-        self._in_flight.clear()
-        self._slots_freed = False

@@ -150,10 +150,15 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """
         self.suspended = reason
         self._reopen_version = None
-        self.engine.quiesce()
+        self._quiesce()
 
     def reopen_on_reset(self, weight_version: str) -> None:
         self._reopen_version = weight_version
+
+    def _quiesce(self) -> None:
+        """No copy is queued or running afterwards; slow spills are given up, not waited for."""
+        self.fence.drain()
+        self.engine.quiesce()
 
     # ---- lifecycle ----
 
@@ -164,8 +169,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def reset(self) -> None:
         """Quiesce; the tree is empty afterwards. The pool keeps its blocks."""
         self.loads.reset()
-        self.engine.quiesce()
-        self.fence.clear()
+        self._quiesce()
         if self._reopen_version is not None:
             self.identity = self.identity.with_weights(self._reopen_version)
             self._reopen_version = None
