@@ -142,12 +142,13 @@ def grow(tree: Any, rng: random.Random, page: int) -> list[tuple[list[int], Any]
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 
     known: list[tuple[list[int], Any]] = []
-    for _ in range(rng.randrange(2, 7)):
+    spaces = [names(rng), names(rng)]
+    for _ in range(rng.randrange(3, 10)):
         if known and rng.random() < 0.25:
             tree.evict(EvictParams(num_tokens=rng.randrange(1, 16)))
             continue
         tokens = tokens_like(rng, [tokens for tokens, _ in known])
-        key = radix_key(tokens, *names(rng))
+        key = radix_key(tokens, *rng.choice(spaces))
         whole = len(tokens) // page * page
         if whole:
             value = torch.arange(whole)
