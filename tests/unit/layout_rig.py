@@ -36,12 +36,12 @@ def gqa_pool(
     layers: int,
     slots: int,
     kv_heads: int,
-    head_dim: int,
-    v_head_dim: int,
+    head_dims: tuple[int, int],
     dtype: torch.dtype,
     slot_gap: int = 0,
 ) -> Any:
-    """What the GQA layout reads of SGLang's pool."""
+    """What the GQA layout reads of SGLang's pool; `head_dims` of K and of V."""
+    head_dim, v_head_dim = head_dims
     return DevicePool(
         kv_cache_layout="nhd",
         is_quantized_kv_cache=False,
@@ -83,8 +83,7 @@ def gqa_pools(draw: st.DrawFn) -> tuple[Any, int]:
         layers=draw(st.integers(1, 4)),
         slots=page_size * draw(st.integers(3, 9)) + draw(st.integers(0, page_size - 1)),
         kv_heads=draw(st.integers(1, 4)),
-        head_dim=draw(st.integers(1, 40)),
-        v_head_dim=draw(st.integers(1, 40)),
+        head_dims=(draw(st.integers(1, 40)), draw(st.integers(1, 40))),
         dtype=draw(st.sampled_from(DTYPES)),
         slot_gap=draw(st.sampled_from([0, 0, 3])),
     )

@@ -68,7 +68,7 @@ def checking_rig(directory: str) -> Iterator[Rig]:
 
 
 def small_layout() -> tuple[Any, PoolLayout]:
-    pool = gqa_pool(layers=3, slots=64, kv_heads=2, head_dim=16, v_head_dim=8, dtype=torch.float16)
+    pool = gqa_pool(layers=3, slots=64, kv_heads=2, head_dims=(16, 8), dtype=torch.float16)
     return pool, gqa.describe(pool, 4)
 
 
@@ -113,7 +113,7 @@ def test_every_mla_tensor_comes_back_at_random_geometry(rig: Rig, drawn: tuple[A
 
 
 def test_every_byte_of_every_tensor_is_part_of_the_block(rig: Rig) -> None:
-    pool = gqa_pool(layers=2, slots=12, kv_heads=1, head_dim=6, v_head_dim=3, dtype=torch.uint8)
+    pool = gqa_pool(layers=2, slots=12, kv_heads=1, head_dims=(6, 3), dtype=torch.uint8)
     layout = gqa.describe(pool, 4)
     engine = rig.engine(layout)
     page = np.array([1], dtype=np.int64)

@@ -73,7 +73,7 @@ def test_mla_spans_are_disjoint_and_cover_block_and_tensors(drawn: tuple[Any, in
 
 
 def test_a_block_is_stored_layer_by_layer_k_before_v() -> None:
-    pool = gqa_pool(layers=2, slots=12, kv_heads=2, head_dim=8, v_head_dim=4, dtype=torch.float16)
+    pool = gqa_pool(layers=2, slots=12, kv_heads=2, head_dims=(8, 4), dtype=torch.float16)
     regions = gqa.describe(pool, 4).block.regions
     assert [r.layer for r in regions] == [0, 0, 1, 1]
     assert [r.base for r in regions] == [t.data_ptr() for t in tensors_of(pool)]
@@ -82,7 +82,7 @@ def test_a_block_is_stored_layer_by_layer_k_before_v() -> None:
 
 def test_slots_with_gaps_between_them_become_pieces() -> None:
     pool = gqa_pool(
-        layers=1, slots=8, kv_heads=1, head_dim=5, v_head_dim=5, dtype=torch.float32, slot_gap=3
+        layers=1, slots=8, kv_heads=1, head_dims=(5, 5), dtype=torch.float32, slot_gap=3
     )
     region = gqa.describe(pool, 4).block.regions[0]
     assert (region.piece_count, region.piece_bytes, region.piece_stride) == (4, 20, 32)
@@ -113,7 +113,7 @@ def test_buffers_with_other_numbers_of_pages_are_an_error() -> None:
 def test_modes_of_the_gqa_pool_that_are_not_carried_are_refused(
     change: dict[str, Any], named: str
 ) -> None:
-    pool = gqa_pool(layers=1, slots=8, kv_heads=1, head_dim=4, v_head_dim=4, dtype=torch.float16)
+    pool = gqa_pool(layers=1, slots=8, kv_heads=1, head_dims=(4, 4), dtype=torch.float16)
     vars(pool).update(change)
     with pytest.raises(RefusedError, match=named):
         gqa.describe(pool, 4)
@@ -138,7 +138,7 @@ def test_modes_of_the_mla_pool_that_are_not_carried_are_refused(
 
 
 def test_tensors_of_another_shape_than_promised_are_an_error() -> None:
-    pool = gqa_pool(layers=2, slots=8, kv_heads=2, head_dim=4, v_head_dim=4, dtype=torch.float16)
+    pool = gqa_pool(layers=2, slots=8, kv_heads=2, head_dims=(4, 4), dtype=torch.float16)
     pool.head_num = 1
     with pytest.raises(LayoutError, match=r"K of layer 0, expected \[slots, 1, 4\]"):
         gqa.describe(pool, 4)
