@@ -36,6 +36,11 @@ void arm(const std::string& name, int hit, int signal) {
   plan().signal = signal;
 }
 
+bool armed() {
+  const std::lock_guard guard(plan().mutex);
+  return !plan().name.empty();
+}
+
 void switch_bug(const std::string& name) {
   const std::lock_guard guard(plan().mutex);
   plan().bugs.insert(name);

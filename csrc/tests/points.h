@@ -10,6 +10,7 @@ namespace hpkv::points {
 
 // At the hit-th time that the point is reached, send this process the signal (SIGKILL, SIGSTOP).
 void arm(const std::string& name, int hit, int signal);
+[[nodiscard]] bool armed();
 void switch_bug(const std::string& name);
 [[nodiscard]] std::map<std::string, int> hit_counts();
 

@@ -281,7 +281,12 @@ std::string Client::workload(const Words& w) {
     id[0] = static_cast<std::byte>(200 + i);
     indices_[i] = pool_->add_namespace(id, {}, std::stoull(w.at(4 + i)));
   }
-  for (std::uint64_t i = 0; i < steps; ++i) step(random, keys, i);
+  // Once an armed point was reached and survived, a little more work is enough.
+  std::uint64_t after_point = points::armed() ? 100 : steps;
+  for (std::uint64_t i = 0; i < steps && after_point > 0; ++i) {
+    step(random, keys, i);
+    if (!points::armed()) --after_point;
+  }
   return "done";
 }
 

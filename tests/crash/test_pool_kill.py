@@ -19,6 +19,8 @@ from rig import (
     require_sound,
 )
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD_STEPS = 9000
 # Reached only with more index memory than a pool of this size can ask for; a C++ test covers it.
 NOT_REACHED = {"index_memory.segment"}

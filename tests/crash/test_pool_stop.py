@@ -8,6 +8,8 @@ import pytest
 from rig import Client, key, require_all_readable, require_sound
 from test_pool_kill import AT_WORK, KEPT, store_kept
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("point", AT_WORK)
 def test_stopped_at_work_leaves_the_others_serving(folder: Path, point: str) -> None:
