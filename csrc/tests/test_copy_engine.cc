@@ -202,6 +202,56 @@ TEST(a_bad_block_fails_its_load_is_condemned_and_never_reaches_the_device) {
   CHECK(rig.engine->stats().load_failed == 1);
 }
 
+TEST(no_layer_of_a_block_is_copied_before_the_block_is_checked) {
+  PoolOptions pool_options;
+  pool_options.verify_always = true;
+  CopyRig rig(pool_options);
+  const auto keys = rig.keys(1, 6);
+  rig.fill_device(53);
+  rig.engine->spill(keys, rig.pages(0, 6), {})->wait();
+  rig.flip_byte(keys[1], 5);
+  rig.fill_device(54);
+  const auto before = rig.device_copy();
+  // One thread sleeps before it checks the first pages; the other one must not run ahead with their
+  // later layers.
+  rig.engine->faults().set_delay(CopyKind::load, 0, milliseconds(200));
+  CHECK(!rig.engine->load(rig.lease(keys), rig.pages(10, 6), {})->wait());
+  CHECK(rig.page_of(before, 11) == rig.page_bytes(11));
+}
+
+TEST(the_tail_of_a_spilled_prefix_is_evicted_before_its_head) {
+  CopyRig rig;
+  const auto prefix = rig.keys(1, 16);
+  rig.engine->spill(prefix, rig.pages(0, 16), {})->wait();
+  std::size_t present = prefix.size();
+  for (std::uint64_t other = 100; present != 0; ++other) {
+    CHECK(other < 5000);
+    rig.engine->spill(rig.keys(other, 1), {0}, {})->wait();
+    present = 0;
+    for (const Key& key : prefix) present += rig.pool->lookup({&key, 1});
+    // As many as are there at all are there in front.
+    CHECK(rig.pool->lookup(prefix) == present);
+  }
+}
+
+TEST(a_load_makes_its_blocks_recent_tail_first) {
+  CopyRig rig;
+  const auto older = rig.keys(1, 8);
+  const auto newer = rig.keys(50, 8);
+  rig.engine->spill(older, rig.pages(0, 8), {})->wait();
+  rig.engine->spill(newer, rig.pages(0, 8), {})->wait();
+  CHECK(rig.engine->load(rig.lease(older), rig.pages(8, 8), {})->wait());
+  std::size_t present = older.size();
+  for (std::uint64_t other = 100; present == older.size(); ++other) {
+    CHECK(other < 5000);
+    rig.engine->spill(rig.keys(other, 1), {0}, {})->wait();
+    present = 0;
+    for (const Key& key : older) present += rig.pool->lookup({&key, 1});
+  }
+  for (const Key& key : newer) CHECK(rig.pool->lookup({&key, 1}) == 0);
+  CHECK(rig.pool->lookup(older) == present);
+}
+
 TEST(verification_reports_the_leading_good_run_and_condemns_the_bad_one) {
   PoolOptions pool_options;
   pool_options.verify_always = true;
