@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 _PATCHER = Patcher()  # for forks without SGLang's registry; empty otherwise
+_LAUNCHER_HOOKS = 3
 _GIVEN = "_hpkv_flags"  # on ServerArgs: flags from the command line; SGLang pickles it along
 
 
@@ -84,10 +85,10 @@ def _register(wanted: bool) -> None:
     if wanted and _SCHEDULER_MODULE in sys.modules:
         from hpkv_sglang.radix.install import install
 
-        def register_one(target: str, function: Any, kind: Any) -> None:
-            registry.register(target, function, hook_types[getattr(kind, "name", kind)])
+        def add(target: str, function: Callable[..., Any], kind: HookType) -> None:
+            register_all(registry, hook_types, [Hook(target, function, kind)])
 
-        _registered.targets += install(register_one)
+        _registered.targets += install(add)
     if _nobody_will_apply():
         registry.apply_hooks()
 
@@ -113,9 +114,6 @@ def verify_hooks() -> None:
             "environment of the launcher.",
         )
     verify(registry, _registered.targets)
-
-
-_LAUNCHER_HOOKS = 3
 
 
 def _has_module(name: str) -> bool:

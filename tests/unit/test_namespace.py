@@ -108,6 +108,22 @@ def test_digests_are_equal_only_for_equal_lists_of_parts(
     assert (digest_of(*one) == digest_of(*two)) == (one == two)
 
 
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (("a", "bc"), ("ab", "c")),
+        (("a", "b"), ("atb",)),  # the mark of text, met inside a text
+        (("", "a"), ("a", "")),
+        (("a",), (b"a",)),
+        (("a",), ("a", "")),
+    ],
+)
+def test_lists_that_joining_confuses_have_different_digests(
+    one: tuple[str | bytes, ...], two: tuple[str | bytes, ...]
+) -> None:
+    assert digest_of(*one) != digest_of(*two)
+
+
 def test_mask_depends_on_namespace_shard_and_format() -> None:
     masks = {
         scope_mask(namespace, shard, block_format)
