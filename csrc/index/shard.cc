@@ -115,23 +115,76 @@ bool find_ready(const View& view, const Key& key, Found& out) noexcept {
   return false;
 }
 
-void prefetch_buckets(const View& view, const Key& key) noexcept {
-  const std::uint64_t table = view.shard(shm::shard_of(key)).table.load(std::memory_order_acquire);
-  for (Bucket* bucket : buckets_of(view, table, key)) __builtin_prefetch(bucket);
+namespace {
+
+// Where a key's entry seems to be: the first one that carries its tag.
+struct Guess {
+  std::uint64_t table = 0;
+  const AtomicU64* slot = nullptr;
+  std::uint64_t entry = 0;
+};
+
+const AtomicU64* slot_with_tag(const Bucket& bucket, std::uint64_t tag) noexcept {
+  for (const AtomicU64& slot : bucket.entries) {
+    const std::uint64_t entry = slot.load(std::memory_order_relaxed);
+    if (EntryWord::tag(entry) == tag && entry != 0) return &slot;
+  }
+  return nullptr;
 }
 
-void prefetch_descriptor(const View& view, const Key& key) noexcept {
-  const std::uint64_t table = view.shard(shm::shard_of(key)).table.load(std::memory_order_acquire);
-  const std::uint64_t tag = EntryWord::tag_of(key);
-  for (Bucket* bucket : buckets_of(view, table, key)) {
-    for (const AtomicU64& slot : bucket->entries) {
-      const std::uint64_t entry = slot.load(std::memory_order_relaxed);
-      if (entry == 0 || EntryWord::tag(entry) != tag) continue;
-      // A prefetch of a wrong address does nothing.
-      __builtin_prefetch(view.at(EntryWord::descriptor_offset(entry)));
-      return;
-    }
+void fetch_buckets(const View& view, std::span<const Key> keys, std::span<Guess> guesses) noexcept {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    guesses[i].table = view.shard(shm::shard_of(keys[i])).table.load(std::memory_order_acquire);
+    for (Bucket* bucket : buckets_of(view, guesses[i].table, keys[i])) __builtin_prefetch(bucket);
   }
+}
+
+// A prefetch of a wrong address does nothing.
+void fetch_descriptors(const View& view, std::span<const Key> keys, std::span<Guess> guesses,
+                       bool second_line) noexcept {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::uint64_t tag = EntryWord::tag_of(keys[i]);
+    const auto [a, b] = buckets_of(view, guesses[i].table, keys[i]);
+    guesses[i].slot = slot_with_tag(*a, tag);
+    if (guesses[i].slot == nullptr) guesses[i].slot = slot_with_tag(*b, tag);
+    if (guesses[i].slot == nullptr) continue;
+    guesses[i].entry = guesses[i].slot->load(std::memory_order_acquire);
+    const std::byte* descriptor = view.at(EntryWord::descriptor_offset(guesses[i].entry));
+    __builtin_prefetch(descriptor);
+    if (second_line) __builtin_prefetch(descriptor + 64, 1);
+  }
+}
+
+// The same proof as in find_ready, for the entry that was guessed.
+bool guess_holds(const View& view, const Key& key, const Guess& guess) noexcept {
+  const std::uint64_t offset = EntryWord::descriptor_offset(guess.entry);
+  if (guess.slot == nullptr || !view.plausible_descriptor(offset)) return false;
+  const Descriptor& block = view.descriptor(offset);
+  const std::uint64_t word = block.word.load(std::memory_order_acquire);
+  return BlockWord::state(word) == BlockState::ready && shm::load_key(block) == key &&
+         block.word.load(std::memory_order_acquire) == word &&
+         guess.slot->load(std::memory_order_acquire) == guess.entry &&
+         view.shard(shm::shard_of(key)).table.load(std::memory_order_relaxed) == guess.table;
+}
+
+}  // namespace
+
+std::size_t leading_ready(const View& view, std::span<const Key> keys) noexcept {
+  std::array<Guess, kGroup> guesses;
+  fetch_buckets(view, keys, guesses);
+  fetch_descriptors(view, keys, guesses, false);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    Found found;
+    // A wrong guess (a tag by chance, a change meanwhile) says nothing: look properly.
+    if (!guess_holds(view, keys[i], guesses[i]) && !find_ready(view, keys[i], found)) return i;
+  }
+  return keys.size();
+}
+
+void prefetch_group(const View& view, std::span<const Key> keys) noexcept {
+  std::array<Guess, kGroup> guesses;
+  fetch_buckets(view, keys, guesses);
+  fetch_descriptors(view, keys, guesses, true);
 }
 
 ShardGuard::ShardGuard(Core& core, std::size_t shard) noexcept

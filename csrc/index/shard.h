@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "shm/lock.h"
 
@@ -27,9 +28,15 @@ struct Found {
 
 // Lock-free. A hit was ready, with this key, at one moment during the call.
 [[nodiscard]] bool find_ready(const View& view, const Key& key, Found& out) noexcept;
-void prefetch_buckets(const View& view, const Key& key) noexcept;
-// Fetches the descriptor of the entry that carries the key's tag, if the buckets are in the cache.
-void prefetch_descriptor(const View& view, const Key& key) noexcept;
+
+// Keys that are looked at together: enough to hide memory latency, few enough that a miss at the
+// front wastes little.
+inline constexpr std::size_t kGroup = 32;
+
+// Length of the leading run of ready blocks among at most kGroup keys. Lock-free.
+[[nodiscard]] std::size_t leading_ready(const View& view, std::span<const Key> keys) noexcept;
+// Fetches what a locked look at at most kGroup keys will touch.
+void prefetch_group(const View& view, std::span<const Key> keys) noexcept;
 
 // Holds one shard's lock, and leaves the shard clean: a dirty shard is rebuilt on entry, unless the
 // caller may not (then the guard is empty and the maintenance thread is called).

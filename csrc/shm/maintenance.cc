@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 
@@ -11,7 +10,9 @@ namespace hpkv::shm {
 namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
-constexpr std::uint64_t kPopulateBytesPerRound = std::uint64_t{1} << 30U;
+// The address space is locked while one piece is filled, and others in this process may want to map
+// memory.
+constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20U;
 
 }  // namespace
 
@@ -33,7 +34,7 @@ void Maintenance::stop() noexcept {
   }
   {
     const std::lock_guard guard(wake_mutex_);
-    stopping_ = true;
+    stopping_.store(true, std::memory_order_relaxed);
   }
   wake_.notify_all();
   thread_.join();
@@ -43,7 +44,8 @@ void Maintenance::run() noexcept {
   for (;;) {
     round();
     std::unique_lock guard(wake_mutex_);
-    if (wake_.wait_for(guard, kTick, [this] { return stopping_; })) return;
+    if (wake_.wait_for(guard, kTick, [this] { return stopping_.load(std::memory_order_relaxed); }))
+      return;
   }
 }
 
@@ -54,25 +56,27 @@ void Maintenance::round() noexcept {
   allocator_.release_idle_stock();
   if (const std::uint64_t stride = allocator_.take_recent_stride(); stride != 0)
     segments_.reserve_ahead(stride);
-  populate_some();
+  populate();
 }
 
 // Page tables are per process: without this, the first touch of each page in each process is a
 // fault.
-void Maintenance::populate_some() noexcept {
+void Maintenance::populate() noexcept {
 #ifdef MADV_POPULATE_READ
   const std::uint64_t count = core_.super().segment_count;
   seen_.resize(count);
-  std::uint64_t budget = kPopulateBytesPerRound;
-  for (std::uint64_t i = 0; i < count && budget > 0;) {
+  for (std::uint64_t i = 0; i < count;) {
     const std::uint64_t word = core_.view.segment(i).word.load(std::memory_order_acquire);
     const std::uint64_t length = View::run_step(word, count - i);
     if (SegmentWord::kind(word) == SegmentKind::blocks && seen_[i] != word) {
-      const std::uint64_t bytes = length * core_.super().segment_bytes;
-      // Advice: a refusal costs page faults later and nothing else.
-      ::madvise(core_.view.at(core_.view.segment_offset(i)), bytes, MADV_POPULATE_READ);
+      std::byte* begin = core_.view.at(core_.view.segment_offset(i));
+      for (std::uint64_t done = 0; done < length * core_.super().segment_bytes;
+           done += kPieceBytes) {
+        if (stopping_.load(std::memory_order_relaxed)) return;
+        // Advice: a refusal costs page faults later and nothing else.
+        ::madvise(begin + done, kPieceBytes, MADV_POPULATE_READ);
+      }
       seen_[i] = word;
-      budget -= std::min(budget, bytes);
     }
     i += length;
   }

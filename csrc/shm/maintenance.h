@@ -3,6 +3,7 @@
 // Python's interpreter lock not at all.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -30,7 +31,7 @@ class Maintenance {
 
  private:
   void run() noexcept;
-  void populate_some() noexcept;
+  void populate() noexcept;
 
   Core& core_;
   Segments& segments_;
@@ -40,7 +41,7 @@ class Maintenance {
   std::vector<std::uint64_t> seen_;  // per segment: the word for which page tables were filled
   std::mutex wake_mutex_;
   std::condition_variable wake_;
-  bool stopping_ = false;  // wake_mutex_
+  std::atomic<bool> stopping_{false};  // set under wake_mutex_, so that no wait misses it
   std::thread thread_;
 };
 

@@ -13,29 +13,15 @@ using shm::Descriptor;
 using shm::TakeOver;
 using shm::WaitBudget;
 
-namespace {
-
-// Keys fetched ahead together: enough to hide memory latency, few enough that a miss at the front
-// wastes little.
-constexpr std::size_t kGroup = 32;
-
-void prefetch_group(const shm::View& view, std::span<const Key> keys) noexcept {
-  for (const Key& key : keys) index::prefetch_buckets(view, key);
-  for (const Key& key : keys) index::prefetch_descriptor(view, key);
-}
-
-}  // namespace
+using index::kGroup;
+using index::prefetch_group;
 
 std::size_t Pool::lookup(std::span<const Key> keys) const noexcept {
   if (impl_->core.off()) return 0;
-  const shm::View& view = impl_->core.view;
   for (std::size_t start = 0; start < keys.size(); start += kGroup) {
     const auto group = keys.subspan(start, std::min(kGroup, keys.size() - start));
-    prefetch_group(view, group);
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      index::Found found;
-      if (!index::find_ready(view, group[i], found)) return start + i;
-    }
+    const std::size_t run = index::leading_ready(impl_->core.view, group);
+    if (run < group.size()) return start + run;
   }
   return keys.size();
 }

@@ -25,7 +25,7 @@ def client_program() -> Path:
 def folder() -> Iterator[Path]:
     """A directory for one pool, in memory where the machine has a tmpfs for it."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="hpkv-crash-", dir=base))
+    path = Path(tempfile.mkdtemp(prefix="crash-rig-", dir=base))
     try:
         yield path / "pool"
     finally:

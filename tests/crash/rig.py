@@ -11,6 +11,7 @@ Threading: one thread; each client is its own process and its own process group.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -69,10 +70,8 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

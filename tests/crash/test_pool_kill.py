@@ -56,7 +56,7 @@ def store_kept(client: Client) -> int:
 
 
 def require_serving(client: Client, when: str) -> None:
-    """A pool that lost a client goes on as before: work, soundness, and nothing held for the dead."""
+    """A pool that lost a client goes on as before, and holds nothing for the dead."""
     assert client.workload(seed=77, steps=300) == "done", when
     require_sound(client, when)
     stats = client.stats()

@@ -1,4 +1,4 @@
-"""Containers and devices: equal thread ids in two PID namespaces, and reads that outlive a process."""
+"""Containers and devices: equal thread ids in two PID namespaces, reads that outlive a process."""
 
 from __future__ import annotations
 
