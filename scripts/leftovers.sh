@@ -24,27 +24,40 @@ leftovers_processes() {
   done 2>/dev/null
 }
 
+# Our processes are gone by now: what somebody still has mapped or open is not ours.
+leftovers_in_use() {
+  grep -qsF -- "$leftovers_shm/$1" /proc/[0-9]*/maps && return 0
+  [ -n "$(find /proc/[0-9]*/fd -lname "$leftovers_shm/$1*" -print -quit 2>/dev/null)" ]
+}
+
+# A killed process holds its files until it is gone, or a zombie; ten seconds are plenty.
+leftovers_await() {
+  local tries
+  for tries in {1..100}; do
+    grep -qsE '^State:\s+[^ZX]' "/proc/$1/status" || return 0
+    sleep 0.1
+  done
+}
+
 leftovers_clear() {
   local pid name found=0
   for pid in $(leftovers_processes); do
     [ -d "/proc/$pid" ] || continue
     echo "left behind: process $pid ($(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-120))"
     kill -KILL "$pid" 2>/dev/null && found=1
+    leftovers_await "$pid"
   done
   for name in $(ls -A "$leftovers_shm"); do
-    if grep -qxF -- "$name" <<<"$leftovers_before"; then continue; fi
+    if grep -qxF -- "$name" <<<"$leftovers_before" || leftovers_in_use "$name"; then continue; fi
     case "$name" in
-      hpkv*) ;;
-      # SGLang and torch leave these when they are killed. In use, they are somebody else's.
-      sem.mp-* | psm_* | torch_*)
-        grep -qsF -- "$leftovers_shm/$name" /proc/[0-9]*/maps || rm -f "$leftovers_shm/${name:?}"
-        continue
+      hpkv*)
+        echo "left behind: $leftovers_shm/$name"
+        found=1
         ;;
+      sem.mp-* | psm_* | torch_*) ;; # SGLang and torch leave these when they are killed
       *) continue ;;
     esac
-    echo "left behind: $leftovers_shm/$name"
     rm -rf "$leftovers_shm/${name:?}"
-    found=1
   done
   return $found
 }

@@ -74,6 +74,20 @@ def test_a_new_pool_file_is_found_removed_and_reported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_new_file_that_another_process_uses_is_left_alone(tmp_path: Path) -> None:
+    begin = f". scripts/leftovers.sh; leftovers_begin; mkdir {tmp_path}/hpkv-other"
+    opener = f"exec 7<{tmp_path}/hpkv-other/pool; read line"
+    holder = f"env -u HPKV_RUN_MARK bash -c '{opener}' <{tmp_path}/pipe &"
+    make = (
+        f"touch {tmp_path}/hpkv-other/pool; mkfifo {tmp_path}/pipe; {holder} exec 8>{tmp_path}/pipe"
+    )
+    ready = "until ls -l /proc/$!/fd | grep -q hpkv-other; do :; done"
+    end = "leftovers_clear && code=0 || code=$?; echo >&8; wait; exit $code"
+    done = bash(f"{begin}; {make}; {ready}; {end}", HPKV_SHM=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (tmp_path / "hpkv-other" / "pool").exists()
+
+
 def test_what_others_leave_is_removed_in_silence_or_left_alone(tmp_path: Path) -> None:
     done = leftovers(f"touch {tmp_path}/sem.mp-abc {tmp_path}/document", tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
