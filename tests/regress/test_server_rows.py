@@ -113,7 +113,7 @@ def test_f28_a_flipped_byte_is_a_miss_and_counted(server: Server, pool: Path) ->
     before = file.read_bytes()
     reference = device_hit(server, tokens)
     server.flush_cache()
-    flip_last_change(file, before)
+    flip_a_stored_bit(file, before)
     with attached(str(pool), read_only=True) as attachment:
         bad = attachment.stats()["bad_checksums"]
         answer = server.generate(ask(tokens))
@@ -126,13 +126,18 @@ def test_f28_a_flipped_byte_is_a_miss_and_counted(server: Server, pool: Path) ->
     assert_same_answer(healed, reference)
 
 
-def flip_last_change(file: Path, before: bytes) -> None:
-    """One bit of the last 4 KiB page that differs from `before`: payload lies behind the rest."""
+def flip_a_stored_bit(file: Path, before: bytes) -> None:
+    """One bit of the payload of the prompt's last whole page.
+
+    Payload lies behind everything else that changed. The very last block holds the page that the
+    prompt shares with the answer, which no hit of this prompt can reach; so it is the one before.
+    """
+    block_pages = 4  # 4 layers, K and V, 16 tokens, 2 heads of 32 bfloat16: 16 KiB
     with file.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as now:
         changed = [
             offset
             for offset in range(0, len(before), 4096)
             if now[offset : offset + 4096] != before[offset : offset + 4096]
         ]
-        assert changed, "nothing was stored"
-        now[changed[-1] + 100] ^= 1
+        assert len(changed) > 2 * block_pages, "nothing was stored"
+        now[changed[-block_pages - 1] + 100] ^= 1
