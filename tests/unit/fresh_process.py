@@ -21,7 +21,10 @@ WARM = (
     "sglang.srt.server_args",
     "sglang.srt.arg_groups.pipeline",
     "sglang.srt.arg_groups.resolution_hooks",
+    "sglang.srt.arg_groups.speculative_hook",
     "sglang.srt.configs.model_config",
+    "sglang.srt.kernel_plugins.nvidia.binding",
+    "sglang.srt.layers.layernorm",
 )
 
 

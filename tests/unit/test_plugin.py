@@ -318,3 +318,42 @@ print("COPIED")
     )
     argv = ["--model-path", str(site), "--device", "cpu", "--enable-hpkv"]
     assert "COPIED" in warm.run(program, json.dumps(argv)).stdout
+
+
+SCHEDULER = """
+import sys
+import sglang.srt.managers.scheduler  # as in a spawned scheduler, before it loads plugins
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from hpkv_sglang import plugin
+plugin.verify_hooks()
+print("RESULT", "hpkv_sglang.radix.install" in sys.modules, len(plugin._registered.targets))
+"""
+
+
+@pytest.mark.slow
+def test_every_hook_takes_in_a_scheduler_process(warm: FreshProcesses) -> None:
+    """What the linker's constructor checks, on the real functions of this SGLang."""
+    on = warm.run(SCHEDULER, SGLANG_ENABLE_HPKV="1", SGLANG_PLUGINS="hpkv")
+    assert "RESULT True" in on.stdout, on.stderr[-3000:]
+    assert int(on.stdout.split()[-1]) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Req.__init__", "create_unified_radix_cache"])
+def test_a_scheduler_hook_that_did_not_take_is_a_start_up_error(
+    warm: FreshProcesses, name: str
+) -> None:
+    program = SABOTAGE.replace("{name!r}", repr(name)) + SCHEDULER
+    done = warm.run(program, SGLANG_ENABLE_HPKV="1", SGLANG_PLUGINS="hpkv")
+    assert done.returncode != 0
+    assert name in done.stderr
+    assert "did not take" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_scheduler_process_without_the_switch_hooks_nothing_of_the_tree(
+    warm: FreshProcesses,
+) -> None:
+    program = SCHEDULER.replace("plugin.verify_hooks()", "")
+    assert "RESULT False 3" in warm.run(program, SGLANG_PLUGINS="hpkv").stdout
