@@ -26,9 +26,9 @@ std::uint64_t stock_of(const Run& run) noexcept {
 
 Allocator::Class& Allocator::class_of(std::uint64_t stride) {
   const std::lock_guard guard(classes_mutex_);
-  Class& cls = classes_[stride];
-  cls.stride = stride;
-  return cls;
+  const auto [place, made] = classes_.try_emplace(stride);
+  if (made) place->second.stride = stride;  // once: from then on it is read under other locks
+  return place->second;
 }
 
 std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
