@@ -35,6 +35,8 @@ std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
   Class& cls = class_of(stride);
   const std::lock_guard guard(cls.mutex);
   cls.used = true;
+  // For all locks together: a stopped holder of one costs a claim this much once.
+  WaitBudget budget(kEngineWaitNs);
   for (int round = 0; round < kRounds; ++round) {
     if (!cls.stock.empty()) {
       const Place place = cls.stock.back();
@@ -42,18 +44,18 @@ std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
       return place;
     }
     while (!cls.coldest.empty()) {
-      const auto place = evict(cls.coldest.take_coldest(), false);
+      const auto place = evict(cls.coldest.take_coldest(), false, budget);
       if (!place) continue;
       core_.count(Counter::evictions);
       return place;
     }
-    claim_free(cls);
-    if (cls.stock.empty()) claim_new_run(cls);
+    claim_free(cls, budget);
+    if (cls.stock.empty()) claim_new_run(cls, budget);
     if (!cls.stock.empty()) continue;
     gather_coldest(cls);
     release_stock_of_others(cls);
     const std::uint64_t own_coldest = cls.coldest.empty() ? kNever : cls.coldest.coldest_stamp();
-    if (make_room(stride, own_coldest)) {
+    if (make_room(stride, own_coldest, budget)) {
       cls.coldest.clear();
       continue;
     }
@@ -62,14 +64,14 @@ std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
   return std::nullopt;
 }
 
-void Allocator::claim_free(Class& cls) noexcept {
+void Allocator::claim_free(Class& cls, WaitBudget& budget) noexcept {
   // First from where the last one was found to the end, then from the start: most walks end at
   // once.
   for (const bool wrapped : {false, true}) {
     core_.view.for_each_run([&](const Run& run) {
       if (run.geometry.stride != cls.stride || (run.segment < cls.next_segment) != wrapped)
         return true;
-      if (!claim_free_in(cls, run)) return true;
+      if (!claim_free_in(cls, run, budget)) return true;
       cls.next_segment = run.segment;
       return false;
     });
@@ -77,7 +79,7 @@ void Allocator::claim_free(Class& cls) noexcept {
   }
 }
 
-bool Allocator::claim_free_in(Class& cls, const Run& run) noexcept {
+bool Allocator::claim_free_in(Class& cls, const Run& run, WaitBudget& budget) noexcept {
   const View& view = core_.view;
   std::vector<std::uint64_t> found;
   const std::uint64_t limit = stock_of(run);
@@ -88,7 +90,7 @@ bool Allocator::claim_free_in(Class& cls, const Run& run) noexcept {
   }
   if (found.empty()) return false;
   // A free block is nobody's, so only the layout lock keeps its run from ending under us.
-  const LockGuard layout(core_, core_.super().layout_lock, kEngineWaitNs);
+  const LockGuard layout(core_, core_.super().layout_lock, budget);
   if (!layout) return false;
   if (view.segment(run.segment).word.load(std::memory_order_acquire) != run.word) return false;
   for (const std::uint64_t offset : found) {
@@ -106,8 +108,8 @@ bool Allocator::claim_free_in(Class& cls, const Run& run) noexcept {
   return !cls.stock.empty();
 }
 
-void Allocator::claim_new_run(Class& cls) noexcept {
-  const auto run = segments_.make_run(cls.stride, stock_of);
+void Allocator::claim_new_run(Class& cls, WaitBudget& budget) noexcept {
+  const auto run = segments_.make_run(cls.stride, stock_of, budget);
   if (!run) return;
   for (std::uint64_t i = stock_of(*run); i > 0; --i) {
     cls.stock.push_back({core_.view.descriptor_offset(*run, i - 1), 1});
@@ -159,8 +161,9 @@ void Allocator::stamp_unstamped(const index::Candidate& candidate) noexcept {
       .stamp.compare_exchange_strong(none, core_.take_stamps(1));
 }
 
-std::optional<Place> Allocator::evict(const index::Candidate& candidate, bool any_stamp) noexcept {
-  index::ShardGuard guard(core_, shard_of(candidate.key));
+std::optional<Place> Allocator::evict(const index::Candidate& candidate, bool any_stamp,
+                                      WaitBudget& budget) noexcept {
+  index::ShardGuard guard(core_, shard_of(candidate.key), budget, TakeOver::yes);
   if (!guard) return std::nullopt;
   const auto found = guard.find(candidate.key);
   if (!found || found->descriptor_offset != candidate.descriptor_offset ||
@@ -196,7 +199,8 @@ std::uint64_t Allocator::drop_if(Matches&& matches) {
       const Descriptor& block = view.descriptor(offset);
       const std::uint64_t word = block.word.load(std::memory_order_acquire);
       if (BlockWord::state(word) != BlockState::ready || !matches(block)) continue;
-      if (const auto place = evict({0, offset, word, load_key(block)}, true)) {
+      WaitBudget budget(kEngineWaitNs);
+      if (const auto place = evict({0, offset, word, load_key(block)}, true, budget)) {
         give_back(*place);
         ++dropped;
       }

@@ -61,17 +61,18 @@ class Allocator {
   [[nodiscard]] Class& class_of(std::uint64_t stride);
   void give_back_stock(Class& cls) noexcept;
   void release_stock_of_others(const Class& cls) noexcept;
-  void claim_free(Class& cls) noexcept;
-  [[nodiscard]] bool claim_free_in(Class& cls, const Run& run) noexcept;
-  void claim_new_run(Class& cls) noexcept;
+  void claim_free(Class& cls, WaitBudget& budget) noexcept;
+  [[nodiscard]] bool claim_free_in(Class& cls, const Run& run, WaitBudget& budget) noexcept;
+  void claim_new_run(Class& cls, WaitBudget& budget) noexcept;
   void gather_coldest(Class& cls) noexcept;
   void stamp_unstamped(const index::Candidate& block) noexcept;
-  [[nodiscard]] std::optional<Place> evict(const index::Candidate& candidate,
-                                           bool any_stamp) noexcept;
+  [[nodiscard]] std::optional<Place> evict(const index::Candidate& candidate, bool any_stamp,
+                                           WaitBudget& budget) noexcept;
   // Ends the coldest runs of other classes so that a run of this class fits, if they are colder
   // than `limit_stamp`.
-  [[nodiscard]] bool make_room(std::uint64_t stride, std::uint64_t limit_stamp) noexcept;
-  [[nodiscard]] bool empty_run(const Run& run) noexcept;
+  [[nodiscard]] bool make_room(std::uint64_t stride, std::uint64_t limit_stamp,
+                               WaitBudget& budget) noexcept;
+  [[nodiscard]] bool empty_run(const Run& run, WaitBudget& budget) noexcept;
 
   Core& core_;
   Segments& segments_;

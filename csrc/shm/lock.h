@@ -47,12 +47,13 @@ void release(AtomicU32& lock) noexcept;
 // rebuild: their mutations are single stores.
 class LockGuard {
  public:
-  LockGuard(Core& core, AtomicU32& lock, std::int64_t wait_ns) noexcept : lock_(&lock) {
-    WaitBudget budget(wait_ns);
+  LockGuard(Core& core, AtomicU32& lock, WaitBudget& budget) noexcept : lock_(&lock) {
     if (acquire(core, lock, budget, TakeOver::yes) == LockResult::acquired) return;
     lock_ = nullptr;
     core.count(Counter::lock_timeouts);
   }
+  LockGuard(Core& core, AtomicU32& lock, std::int64_t wait_ns) noexcept
+      : LockGuard(core, lock, WaitBudget(wait_ns)) {}
   ~LockGuard() {
     if (lock_ != nullptr) release(*lock_);
   }
@@ -62,6 +63,9 @@ class LockGuard {
   [[nodiscard]] explicit operator bool() const noexcept { return lock_ != nullptr; }
 
  private:
+  LockGuard(Core& core, AtomicU32& lock, WaitBudget&& budget) noexcept
+      : LockGuard(core, lock, budget) {}
+
   AtomicU32* lock_;
 };
 

@@ -64,8 +64,9 @@ Plan survey(const View& view, std::uint64_t own_stride) {
 
 }  // namespace
 
-bool Allocator::make_room(std::uint64_t stride, std::uint64_t limit_stamp) noexcept {
-  const LockGuard layout(core_, core_.super().layout_lock, kEngineWaitNs);
+bool Allocator::make_room(std::uint64_t stride, std::uint64_t limit_stamp,
+                          WaitBudget& budget) noexcept {
+  const LockGuard layout(core_, core_.super().layout_lock, budget);
   if (!layout) return false;
   const Plan plan = survey(core_.view, stride);
   const std::uint64_t length = segments_.run_length(stride);
@@ -85,7 +86,7 @@ bool Allocator::make_room(std::uint64_t stride, std::uint64_t limit_stamp) noexc
   for (const Run& run : plan.runs) {
     const std::uint64_t end = run.segment + SegmentWord::run_length(run.word);
     if (end <= best_start || run.segment >= best_start + length) continue;
-    if (!empty_run(run)) return false;
+    if (!empty_run(run, budget)) return false;
     HPKV_POINT("make_room.emptied");
     // Every block is claimed by us, so none is in the index and nobody has a reference: the run may
     // end.
@@ -100,7 +101,7 @@ bool Allocator::make_room(std::uint64_t stride, std::uint64_t limit_stamp) noexc
 }
 
 // Claims every block of the run, or gives all back. Under the layout lock.
-bool Allocator::empty_run(const Run& run) noexcept {
+bool Allocator::empty_run(const Run& run, WaitBudget& budget) noexcept {
   const View& view = core_.view;
   std::vector<Place> claimed;
   for (std::uint64_t i = 0; i < run.geometry.block_count; ++i) {
@@ -116,7 +117,7 @@ bool Allocator::empty_run(const Run& run) noexcept {
         continue;
       }
     } else if (BlockWord::state(word) == BlockState::ready) {
-      if (const auto place = evict({0, offset, word, load_key(block)}, true)) {
+      if (const auto place = evict({0, offset, word, load_key(block)}, true, budget)) {
         claimed.push_back(*place);
         core_.count(Counter::evictions);
         continue;

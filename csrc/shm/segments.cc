@@ -95,11 +95,12 @@ void Segments::fill_descriptors(const Run& run, std::uint64_t claim_count) noexc
 }
 
 std::optional<Run> Segments::make_run(std::uint64_t stride,
-                                      std::uint64_t (*claim_count)(const Run&)) noexcept {
+                                      std::uint64_t (*claim_count)(const Run&),
+                                      WaitBudget& budget) noexcept {
   std::uint64_t length = run_length(stride);
   Run run;
   {
-    const LockGuard layout(core_, core_.super().layout_lock, kEngineWaitNs);
+    const LockGuard layout(core_, core_.super().layout_lock, budget);
     if (!layout) return std::nullopt;
     auto found = find_free(length);
     // Segments left over beside the long runs: a shorter run wastes more of itself, no run wastes

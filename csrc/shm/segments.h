@@ -24,7 +24,8 @@ class Segments {
   // this client (`claimed`), the others are free. nullopt when there is no stretch of free
   // segments, or no memory. Tens of ms a segment.
   [[nodiscard]] std::optional<Run> make_run(std::uint64_t stride,
-                                            std::uint64_t (*claim_count)(const Run&)) noexcept;
+                                            std::uint64_t (*claim_count)(const Run&),
+                                            WaitBudget& budget) noexcept;
 
   // Zeroed memory for a hash table; offset in the file. Never returned.
   [[nodiscard]] std::optional<std::uint64_t> take_index_memory(std::uint64_t bytes) noexcept;
