@@ -14,6 +14,7 @@
 #include "base/crc32c.h"
 #include "shm/geometry.h"
 #include "shm/limits.h"
+#include "shm/segments.h"
 #include "shm/transfer.h"
 #include "tests/check.h"
 
@@ -444,6 +445,31 @@ TEST(over_the_memory_limit_a_pool_is_full_and_keeps_serving) {
   CHECK(pool->stats().reserved_bytes == reserved);
   CHECK(pool->stats().evictions > 0);  // it goes on with what it has
   CHECK(holds(*pool, keys[49], 256 * 1024));
+}
+
+TEST(index_memory_goes_on_in_a_new_segment_when_one_is_used_up) {
+  const Folder folder;
+  const auto options = folder.options();
+  constexpr std::uint64_t kTableBytes = 64 * 1024;
+  {
+    shm::Core core(shm::attach(options), options);
+    shm::Segments segments(core);
+    std::set<std::uint64_t> offsets;
+    for (int i = 0; i < 40; ++i) {  // two and a half segments
+      const auto offset = segments.take_index_memory(kTableBytes);
+      CHECK(offset.has_value());
+      CHECK(*offset + kTableBytes <= core.super().pool_bytes);
+      const auto next = offsets.lower_bound(*offset);
+      CHECK(next == offsets.end() || *offset + kTableBytes <= *next);
+      CHECK(next == offsets.begin() || *std::prev(next) + kTableBytes <= *offset);
+      offsets.insert(*offset);
+    }
+    require_sound(*Pool::open(folder.options()));
+  }
+  const auto pool = Pool::open(folder.options());
+  const std::uint32_t index = pool->add_namespace(identity(1), {}, 4096);
+  for (const Key& key : random_keys(2000)) CHECK(put_one(*pool, index, key) == PutStatus::stored);
+  require_sound(*pool);
 }
 
 TEST(runs_waste_less_than_a_sixteenth_in_pools_of_ordinary_size) {
