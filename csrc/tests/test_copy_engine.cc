@@ -375,6 +375,16 @@ TEST(closing_ends_everything_and_later_work_is_refused_softly) {
   CHECK(rig.pool->stats().pinned == 0);
 }
 
+TEST(quiesce_waits_for_a_copy_that_has_left_the_queue) {
+  CopyRig rig;
+  rig.engine->faults().set_delay(CopyKind::spill, 0, milliseconds(200));
+  const auto spill = rig.engine->spill(rig.keys(1, 1), {0}, {});
+  while (rig.pool->stats().writing == 0) std::this_thread::yield();
+  CHECK(rig.engine->stats().queued_pages == 0);
+  rig.engine->quiesce();
+  CHECK(spill->done() && spill->stored() == 1);
+}
+
 TEST(quiesce_waits_for_all_that_was_submitted) {
   CopyRig rig;
   rig.engine->faults().set_delay(CopyKind::spill, 0, milliseconds(5));
