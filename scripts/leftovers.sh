@@ -54,7 +54,7 @@ leftovers_clear() {
         echo "left behind: $leftovers_shm/$name"
         found=1
         ;;
-      sem.mp-* | psm_* | torch_*) ;; # SGLang and torch leave these when they are killed
+      sem.mp-* | psm_* | torch_* | sglang_*) ;; # left by SGLang and torch when they are killed
       *) continue ;;
     esac
     rm -rf "$leftovers_shm/${name:?}"
