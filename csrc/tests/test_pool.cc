@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "base/crc32c.h"
-#include "shm/geometry.h"
 #include "shm/limits.h"
 #include "shm/segments.h"
 #include "shm/transfer.h"
@@ -470,21 +469,6 @@ TEST(index_memory_goes_on_in_a_new_segment_when_one_is_used_up) {
   const std::uint32_t index = pool->add_namespace(identity(1), {}, 4096);
   for (const Key& key : random_keys(2000)) CHECK(put_one(*pool, index, key) == PutStatus::stored);
   require_sound(*pool);
-}
-
-TEST(runs_waste_less_than_a_sixteenth_in_pools_of_ordinary_size) {
-  for (const std::uint64_t pool_bytes :
-       {std::uint64_t{2} << 30U, std::uint64_t{8} << 30U, std::uint64_t{64} << 30U}) {
-    const auto head = shm::head_geometry(pool_bytes, 4096);
-    for (std::uint64_t block = 4096; block <= 16 * kMiB; block = block * 5 / 4 + 777) {
-      const std::uint64_t stride = shm::stride_for(block);
-      const std::uint64_t length =
-          shm::run_length_for(stride, head.segment_bytes, head.segment_count);
-      const std::uint64_t run_bytes = length * head.segment_bytes;
-      const std::uint64_t used = shm::run_geometry(run_bytes, stride).block_count * stride;
-      CHECK((run_bytes - used) * 16 < run_bytes);
-    }
-  }
 }
 
 TEST(every_block_up_to_an_eighth_of_the_pool_fits_and_a_larger_one_is_refused) {
