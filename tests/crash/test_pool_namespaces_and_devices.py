@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from rig import Client, Died, bury, key, require_all_readable, require_sound
 
+pytestmark = pytest.mark.slow
+
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 # The first process of a PID namespace cannot stop or kill itself, so the client is the second.
 SECOND = ("sh", "-c", 'exec 3<&0; "$0" <&3 & wait')

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from rig import Client, bury, key, require_all_readable, require_sound
 
+pytestmark = pytest.mark.slow
+
 SHARD = 9
 QUARANTINE_MS = 60_000  # far longer than any of this takes: the dead are not reaped here
 

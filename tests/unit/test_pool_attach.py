@@ -244,6 +244,25 @@ def test_every_slot_can_be_taken_and_one_more_client_is_refused(directory: Path)
     assert Pool.open(str(directory)).slot == 70
 
 
+def test_a_read_only_client_reads_and_pins_and_changes_nothing(directory: Path) -> None:
+    writer = Pool.open(str(directory), pool_bytes=SIZE)
+    store_one(writer)
+    reader = Pool.open(str(directory), read_only=True)
+    keys = KeyBatch.from_bytes(KEY)
+    index = reader.add_namespace(NAMESPACE, b"text", 4096)
+    assert reader.put(index, b"k" * 32, b"x" * 4096) == "off"
+    assert reader.touch(keys) == 0
+    lease = reader.pin(keys)
+    assert (lease.count, writer.clear()) == (1, 0), "its pins count"
+    lease.release()
+    assert writer.clear() == 1
+
+
+def test_read_only_never_creates(directory: Path) -> None:
+    assert refused(directory, read_only=True)[0] == "missing"
+    assert not directory.exists()
+
+
 FORK = """
 import os, sys
 from hpkv_sglang._core import KeyBatch, Pool
