@@ -26,7 +26,6 @@ import pytest
 from hpkv_sglang.namespace import framed_extra_key, scope_mask
 
 pytest.importorskip("sglang")
-pytest.importorskip("hpkv_sglang._core")
 
 TREES = int(os.environ.get("HPKV_TEST_TREES", "10000"))
 NAMESPACE = hashlib.sha256(b"a namespace").digest()

@@ -66,6 +66,11 @@ def test_the_four_confusable_keys_are_four_keys(make_req: MakeReq) -> None:
     assert len({page_hash(req) for req in plain}) == 2
 
 
+def test_callers_of_one_adapter_are_kept_apart(make_req: MakeReq) -> None:
+    callers = [None, "a", "b", ONE]
+    assert len({page_hash(make_req(caller, ONE)) for caller in callers}) == len(callers)
+
+
 def test_a_plain_request_keeps_its_plain_key(make_req: MakeReq) -> None:
     assert make_req().extra_key is None
     assert not make_req(extra_key="").extra_key
