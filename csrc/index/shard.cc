@@ -19,6 +19,7 @@ using shm::TableWord;
 
 namespace {
 
+constexpr std::size_t kSpareEntries = 2;
 constexpr int kLookupTries = 4;  // a table doubles rarely; this often in one lookup it does not
 
 std::array<Bucket*, 2> buckets_of(const View& view, std::uint64_t table, const Key& key) noexcept {
@@ -35,7 +36,9 @@ std::size_t free_entries(const Bucket& bucket) noexcept {
 
 AtomicU64* empty_entry(const View& view, std::uint64_t table, const Key& key) noexcept {
   const auto [a, b] = buckets_of(view, table, key);
-  Bucket* roomier = free_entries(*b) > free_entries(*a) ? b : a;
+  // The first bucket while it has room to spare, so that most lookups read one; then the roomier.
+  const std::size_t left = free_entries(*a);
+  Bucket* roomier = left <= kSpareEntries && free_entries(*b) > left ? b : a;
   for (AtomicU64& entry : roomier->entries) {
     if (entry.load(std::memory_order_relaxed) == 0) return &entry;
   }
@@ -148,26 +151,48 @@ const AtomicU64* slot_with_tag(const Bucket& bucket, std::uint64_t tag) noexcept
   return nullptr;
 }
 
-void fetch_buckets(const View& view, std::span<const Key> keys, std::span<Guess> guesses) noexcept {
+Bucket& bucket_at(const View& view, std::uint64_t table, std::uint64_t number) noexcept {
+  return view.table(table)[number];
+}
+
+void fetch_tables(const View& view, std::span<const Key> keys, std::span<Guess> guesses) noexcept {
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    guesses[i].table = view.shard(shm::shard_of(keys[i])).table.load(std::memory_order_acquire);
-    for (Bucket* bucket : buckets_of(view, guesses[i].table, keys[i])) __builtin_prefetch(bucket);
+    Guess& guess = guesses[i];
+    guess.table = view.shard(shm::shard_of(keys[i])).table.load(std::memory_order_acquire);
+    const std::uint64_t first = shm::first_bucket(keys[i], TableWord::buckets(guess.table));
+    __builtin_prefetch(&bucket_at(view, guess.table, first));
   }
 }
 
 // A prefetch of a wrong address does nothing.
-void fetch_descriptors(const View& view, std::span<const Key> keys, std::span<Guess> guesses,
-                       bool second_line) noexcept {
+void take_guess(const View& view, Guess& guess, bool second_line) noexcept {
+  guess.entry = guess.slot->load(std::memory_order_acquire);
+  const std::byte* descriptor = view.at(EntryWord::descriptor_offset(guess.entry));
+  __builtin_prefetch(descriptor);
+  if (second_line) __builtin_prefetch(descriptor + sizeof(Bucket), 1);
+}
+
+// Three steps, each over all keys, so that the memory fetches of a step overlap: first buckets (one
+// key in some needs its second), then those second buckets, then the descriptors they lead to.
+void fetch_group(const View& view, std::span<const Key> keys, std::span<Guess> guesses,
+                 bool second_line) noexcept {
+  fetch_tables(view, keys, guesses);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::uint64_t tag = EntryWord::tag_of(keys[i]);
-    const auto [a, b] = buckets_of(view, guesses[i].table, keys[i]);
-    guesses[i].slot = slot_with_tag(*a, tag);
-    if (guesses[i].slot == nullptr) guesses[i].slot = slot_with_tag(*b, tag);
-    if (guesses[i].slot == nullptr) continue;
-    guesses[i].entry = guesses[i].slot->load(std::memory_order_acquire);
-    const std::byte* descriptor = view.at(EntryWord::descriptor_offset(guesses[i].entry));
-    __builtin_prefetch(descriptor);
-    if (second_line) __builtin_prefetch(descriptor + 64, 1);
+    Guess& guess = guesses[i];
+    const auto [first, second] = buckets_of(view, guess.table, keys[i]);
+    guess.slot = slot_with_tag(*first, EntryWord::tag_of(keys[i]));
+    if (guess.slot != nullptr) {
+      take_guess(view, guess, second_line);
+    } else {
+      __builtin_prefetch(second);
+    }
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    Guess& guess = guesses[i];
+    if (guess.slot != nullptr) continue;
+    const std::uint64_t second = shm::second_bucket(keys[i], TableWord::buckets(guess.table));
+    guess.slot = slot_with_tag(bucket_at(view, guess.table, second), EntryWord::tag_of(keys[i]));
+    if (guess.slot != nullptr) take_guess(view, guess, second_line);
   }
 }
 
@@ -187,8 +212,7 @@ bool guess_holds(const View& view, const Key& key, const Guess& guess) noexcept 
 
 std::size_t leading_ready(const View& view, std::span<const Key> keys) noexcept {
   std::array<Guess, kGroup> guesses;
-  fetch_buckets(view, keys, guesses);
-  fetch_descriptors(view, keys, guesses, false);
+  fetch_group(view, keys, guesses, false);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     Found found;
     // A wrong guess (a tag by chance, a change meanwhile) says nothing: look properly.
@@ -199,8 +223,7 @@ std::size_t leading_ready(const View& view, std::span<const Key> keys) noexcept 
 
 void prefetch_group(const View& view, std::span<const Key> keys) noexcept {
   std::array<Guess, kGroup> guesses;
-  fetch_buckets(view, keys, guesses);
-  fetch_descriptors(view, keys, guesses, true);
+  fetch_group(view, keys, guesses, true);
 }
 
 ShardGuard::ShardGuard(Core& core, std::size_t shard) noexcept

@@ -1,6 +1,7 @@
 // One shard of the index: a two-choice hash table of single-word entries. A key has two buckets of
-// eight entries; it is put into the emptier one and never moves until the table doubles, so removal
-// is one store and a lookup reads at most two cache lines of the table.
+// eight entries; it is put into the first while that has room to spare, else into the emptier, and
+// never moves until the table doubles. So removal is one store, and a lookup reads two cache lines
+// of the table at most.
 //
 // The table is derived: entries = the blocks that are `writing` or `ready` and whose key belongs
 // here. A dirty flag is set before the first store of a mutation and cleared after its last, so
