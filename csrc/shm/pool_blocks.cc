@@ -186,8 +186,10 @@ ReserveStatus Pool::reserve(std::uint32_t namespace_index, const Key& key, Block
 
 ReserveStatus Pool::Impl::enter(const Key& key, const shm::Place& place) noexcept {
   const std::size_t shard = shm::shard_of(key);
-  // Once as the table is, once after it grew.
-  for (int attempt = 0; attempt < 2; ++attempt) {
+  // As the table is, then after it grew. A key whose two buckets are one may need it more than
+  // once.
+  constexpr int kTries = 5;
+  for (int attempt = 0; attempt < kTries; ++attempt) {
     bool entered = false;
     bool crowded = false;
     {

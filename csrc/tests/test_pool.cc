@@ -116,6 +116,22 @@ TEST(keys_that_share_all_but_one_bit_are_different_blocks) {
   require_sound(*pool);
 }
 
+TEST(keys_that_crowd_one_bucket_make_the_table_grow_until_they_fit) {
+  const Folder folder;
+  const auto pool = Pool::open(folder.options());
+  const std::uint32_t index = pool->add_namespace(identity(1), {}, 4096);
+  auto keys = random_keys(24);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    // One shard, and both buckets the same until a table has sixteen of them.
+    keys[i].words[0] = keys[i].words[0] / 128 * 128;
+    keys[i].words[1] = i / 8 << 3U;
+    keys[i].words[2] = keys[i].words[1];
+  }
+  for (const Key& key : keys) CHECK(put_one(*pool, index, key) == PutStatus::stored);
+  for (const Key& key : keys) CHECK(holds(*pool, key, 4096));
+  require_sound(*pool);
+}
+
 TEST(lookup_and_pin_stop_at_the_first_gap) {
   const Folder folder;
   const auto pool = Pool::open(folder.options());
