@@ -32,7 +32,7 @@ struct Found {
 
 // Keys that are looked at together: enough to hide memory latency, few enough that a miss at the
 // front wastes little.
-inline constexpr std::size_t kGroup = 32;
+inline constexpr std::size_t kGroup = 64;
 
 // Length of the leading run of ready blocks among at most kGroup keys. Lock-free.
 [[nodiscard]] std::size_t leading_ready(const View& view, std::span<const Key> keys) noexcept;
