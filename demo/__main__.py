@@ -8,6 +8,7 @@ removes the pool, keeps the logs after a failure.
 import argparse
 import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ from hpkv_testing.client import ServerError
 from hpkv_testing.server import Server, ServerConfig, ServerStartError, start_all
 from hpkv_testing.smollm2 import smollm2_checkpoint
 
-DEVICE_TOKENS = 4096  # less than the conversations need together
+DEVICE_TOKENS = 3072  # less than the conversations need together
 TEXT_CHARACTERS = 4200  # about a thousand tokens
 
 console = Console(highlight=False)
@@ -33,6 +34,8 @@ def main() -> int:
     arguments = _arguments()
     logging.basicConfig(level=logging.WARNING, format="  %(message)s")
     logging.getLogger("hpkv_testing").setLevel(logging.INFO)
+    # SIGTERM, as from a time limit, must not leave the pool behind either.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = Path(tempfile.mkdtemp(prefix="hpkv-demo-logs-"))
     pool = Path(tempfile.mkdtemp(prefix="hpkv-demo-", dir="/dev/shm"))
     demo = Demo(arguments.conversations, arguments.pool_size, pool, logs)
@@ -141,7 +144,7 @@ _FOOTNOTE = (
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--conversations", type=int, default=5, help="how many (default 5)")
+    parser.add_argument("--conversations", type=int, default=4, help="how many (default 4)")
     parser.add_argument("--pool-size", default="1g", help="host pool (default 1g)")
     return parser.parse_args()
 
