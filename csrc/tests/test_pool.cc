@@ -1,6 +1,5 @@
 // The host pool by itself, in one process: what each call promises, with several threads where that
 // matters. What needs death or other processes is in tests/crash.
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,77 +15,9 @@
 #include "shm/segments.h"
 #include "shm/transfer.h"
 #include "tests/check.h"
+#include "tests/pool_rig.h"
 
 namespace hpkv::test {
-namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
-
-// A fresh directory for pools, removed at the end; every pool opened through it is checked before
-// it goes.
-class Folder {
- public:
-  Folder() {
-    const char* base = std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "/tmp";
-    std::string path = std::string(base) + "/hpkv-test-XXXXXX";
-    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp " + path);
-    path_ = path;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  [[nodiscard]] PoolOptions options(std::uint64_t pool_bytes = 16 * kMiB) const {
-    PoolOptions options;
-    options.directory = path_ + "/pool";
-    options.pool_bytes = pool_bytes;
-    options.maintenance = false;
-    return options;
-  }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-NamespaceId identity(int n) {
-  NamespaceId id{};
-  id[0] = static_cast<std::byte>(n);
-  return id;
-}
-
-std::vector<Key> random_keys(std::size_t count, std::uint64_t seed = 1) {
-  std::mt19937_64 random(seed);
-  std::vector<Key> keys(count);
-  for (Key& key : keys) {
-    for (std::uint64_t& word : key.words) word = random();
-  }
-  return keys;
-}
-
-std::vector<std::byte> payload_of(const Key& key, std::uint64_t bytes) {
-  std::vector<std::byte> payload(bytes);
-  for (std::uint64_t i = 0; i < bytes; ++i) {
-    payload[i] = static_cast<std::byte>(key.words[i % 4] >> (8 * (i % 7)));
-  }
-  return payload;
-}
-
-PutStatus put_one(Pool& pool, std::uint32_t index, const Key& key) {
-  return put(pool, index, key, payload_of(key, pool.block_bytes(index)));
-}
-
-bool holds(Pool& pool, const Key& key, std::uint64_t bytes) {
-  std::vector<std::byte> out(bytes);
-  return get(pool, key, out) && out == payload_of(key, bytes);
-}
-
-void require_sound(const Pool& pool) {
-  const auto findings = pool.check();
-  check(findings.empty(), findings.empty() ? "" : findings[0].c_str(), __FILE__, __LINE__);
-}
-
-}  // namespace
 
 TEST(a_stored_block_is_read_back_and_another_key_is_a_miss) {
   const Folder folder;
