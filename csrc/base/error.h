@@ -19,6 +19,7 @@ enum class ErrorKind {
   version,     // a pool of another version with clients attached
   poisoned,    // a poisoned pool with clients attached
   slots,       // no client slot is free
+  store,       // the pool belongs to another store, or the store to another pool
   namespaces,  // the namespace table is full, or a namespace contradicts the one stored
   argument,    // the caller broke the contract of the call
   system,      // any other failed system call
@@ -42,6 +43,8 @@ enum class ErrorKind {
       return "poisoned";
     case ErrorKind::slots:
       return "slots";
+    case ErrorKind::store:
+      return "store";
     case ErrorKind::namespaces:
       return "namespaces";
     case ErrorKind::argument:

@@ -7,23 +7,17 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/key.h"
+#include "shm/atomics.h"
+#include "shm/disk_format.h"
 
 namespace hpkv::shm {
 
 static_assert(std::endian::native == std::endian::little, "the pool format is little-endian");
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
-
-using AtomicU64 = std::atomic<std::uint64_t>;
-using AtomicU32 = std::atomic<std::uint32_t>;
-using AtomicU8 = std::atomic<std::uint8_t>;
-
 inline constexpr std::array<char, 8> kMagic = {'H', 'P', 'K', 'V', 'P', 'O', 'O', 'L'};
 inline constexpr std::uint32_t kVersion = 1;
 

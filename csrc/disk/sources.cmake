@@ -1,0 +1,1 @@
+list(APPEND HPKV_DISK)
