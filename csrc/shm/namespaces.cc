@@ -119,6 +119,15 @@ std::uint64_t Namespaces::block_bytes(std::uint32_t index) const noexcept {
   return core_.view.name_space(index).block_bytes;
 }
 
+std::optional<NamespaceInfo> Namespaces::get(std::uint32_t index) const {
+  if (index >= kNamespaceCount || !known(core_.view.name_space(index))) return std::nullopt;
+  const NamespaceRecord& record = core_.view.name_space(index);
+  const std::size_t text_bytes = std::min<std::size_t>(record.text_bytes, record.text.size());
+  return NamespaceInfo{record.id,
+                       std::string(reinterpret_cast<const char*>(record.text.data()), text_bytes),
+                       record.block_bytes, 0};
+}
+
 std::vector<NamespaceInfo> Namespaces::list() const {
   const BlockCounts counts = count_blocks(core_.view);
   std::vector<NamespaceInfo> out;

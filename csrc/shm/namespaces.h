@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,6 +24,8 @@ class Namespaces {
   // 0 for an index that is not known.
   [[nodiscard]] std::uint64_t block_bytes(std::uint32_t index) const noexcept;
   [[nodiscard]] std::vector<NamespaceInfo> list() const;
+  // One record without counting its blocks (`blocks` is 0); nullopt for an index that is not known.
+  [[nodiscard]] std::optional<NamespaceInfo> get(std::uint32_t index) const;
 
  private:
   [[nodiscard]] std::optional<std::uint32_t> find_place() const;

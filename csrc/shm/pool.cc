@@ -94,6 +94,11 @@ std::vector<NamespaceInfo> Pool::namespaces() const {
   return impl_->namespaces.list();
 }
 
+std::optional<NamespaceInfo> Pool::name_space(std::uint32_t namespace_index) const {
+  if (impl_->core.detached()) return std::nullopt;
+  return impl_->namespaces.get(namespace_index);
+}
+
 std::uint64_t Pool::block_bytes(std::uint32_t namespace_index) const {
   require_attached(impl_->core, "ask a namespace's block size");
   const std::uint64_t bytes = impl_->namespaces.block_bytes(namespace_index);

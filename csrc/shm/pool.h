@@ -127,6 +127,8 @@ class Pool {
   std::uint32_t add_namespace(const NamespaceId& id, std::span<const std::byte> descriptor,
                               std::uint64_t block_bytes);
   [[nodiscard]] std::vector<NamespaceInfo> namespaces() const;
+  // One namespace, without counting its blocks (`blocks` is 0); nullopt for an unknown index.
+  [[nodiscard]] std::optional<NamespaceInfo> name_space(std::uint32_t namespace_index) const;
   // Exact bytes of a block of a registered namespace; throws Error{argument} for an unknown index.
   [[nodiscard]] std::uint64_t block_bytes(std::uint32_t namespace_index) const;
 
