@@ -2,10 +2,10 @@
 // memory, so that every process attached to the pool sees the same. A store's files can rebuild it;
 // nothing here touches a file.
 //
-// Owns: nothing but a share of the pool. Invariants: at most one entry a key; an entry is `ready` only
-// after its bytes are in the file; the number of a freed entry is not given out again under the same
-// file generation; only the owner of a region changes it, and a dead owner's regions become
-// unowned again (Pool's maintenance) after its quarantine. Pool::check() verifies all of it.
+// Owns: nothing but a share of the pool. Invariants: at most one entry a key; an entry is `ready`
+// only after its bytes are in the file; the number of a freed entry is not given out again under
+// the same file generation; only the owner of a region changes it, and a dead owner's regions
+// become unowned again (Pool's maintenance) after its quarantine. Pool::check() verifies all of it.
 // Threads: every method may be called from any thread; engine threads only, unless it says
 // "scheduler-safe". Nothing here waits without a bound.
 #pragma once
@@ -48,10 +48,10 @@ struct RegionInfo {
   std::uint32_t owner_slot = 0;
   std::uint32_t file_generation = 0;
   std::uint64_t stride = 0;
-  std::uint64_t sequence = 0;   // order of sealing
-  std::uint32_t capacity = 0;   // records
-  std::uint32_t used = 0;       // number of the next record
-  std::uint32_t live = 0;       // entries; a guess that may be too high after a death
+  std::uint64_t sequence = 0;  // order of sealing
+  std::uint32_t capacity = 0;  // records
+  std::uint32_t used = 0;      // number of the next record
+  std::uint32_t live = 0;      // entries; a guess that may be too high after a death
 };
 
 // What the demoter goes by. All in bytes of places (strides).
@@ -81,11 +81,11 @@ class Catalog {
  public:
   explicit Catalog(std::shared_ptr<Pool> pool) noexcept;
 
-  // Makes the region records of this store, or finds them. Throws Error: the pool belongs to another
-  // store (`store`; names both), or has no memory for them (`space`).
+  // Makes the region records of this store, or finds them. Throws Error: the pool belongs to
+  // another store (`store`; names both), or has no memory for them (`space`).
   void attach(const StoreId& id, std::uint32_t region_count, std::uint64_t region_bytes);
-  // Every region unknown and unowned, every entry gone, whoever had them. The caller holds the store
-  // exclusively. False: a lock was not free in time; try again.
+  // Every region unknown and unowned, every entry gone, whoever had them. The caller holds the
+  // store exclusively. False: a lock was not free in time; try again.
   [[nodiscard]] bool forget_all();
 
   [[nodiscard]] std::uint32_t region_count() const noexcept;  // 0 before attach
@@ -94,19 +94,23 @@ class Catalog {
   // Moves an unowned region from `from` into a state that has an owner (recovering, open, sealing,
   // dropping), or one of ours between such states. False: it is not in `from`, or another's.
   [[nodiscard]] bool claim(std::uint32_t region, RegionState from, RegionState to) noexcept;
-  // Moves a region of ours into a state without an owner (free, sealed, unknown, open). False as above.
+  // Moves a region of ours into a state without an owner (free, sealed, unknown, open). False as
+  // above.
   [[nodiscard]] bool settle(std::uint32_t region, RegionState from, RegionState to) noexcept;
-  // Starts the contents of a region of ours anew: no entries, next number 0, room for `capacity`
-  // entries. False: no index memory for them (drop an old region and use that one), or a lock was not
-  // free in time; the region is then empty or as it was, and still ours.
+  // Starts the contents of a region of ours anew, best while it is `dropping`, so that a death
+  // before its header is written leaves a sealed region without entries, and not one to be
+  // continued: no entries, next number 0, room for `capacity` entries. False: no index memory for
+  // them (drop an old region and use that one), or a lock was not free in time; the region is then
+  // empty or as it was, and still ours.
   [[nodiscard]] bool begin_region(std::uint32_t region, std::uint32_t file_generation,
                                   std::uint64_t stride, std::uint32_t capacity);
   // The order of sealing, of a region of ours.
   void set_sequence(std::uint32_t region, std::uint64_t sequence) noexcept;
 
-  // Enters a key as record `number` of a region of ours (open, sealing or recovering), as `writing`.
-  // ok: fill the file, then publish or abandon. present: it is on disk already. busy: somebody else is
-  // writing it, or a lock was not free in time. full: no index memory, or past the region's capacity.
+  // Enters a key as record `number` of a region of ours (open, sealing or recovering), as
+  // `writing`. ok: fill the file, then publish or abandon. present: it is on disk already. busy:
+  // somebody else is writing it, or a lock was not free in time. full: no index memory, or past the
+  // region's capacity.
   [[nodiscard]] ReserveStatus reserve(std::uint32_t region, std::uint32_t number,
                                       std::uint32_t namespace_index, const Key& key, DiskRef& out);
   // The bytes are in the file. `stamp`: the block's recency in the host pool, or 0 for "now".
@@ -114,8 +118,8 @@ class Catalog {
   void abandon(const DiskRef& ref) noexcept;
   // Takes a ready entry out if it is still this one, whoever owns its region.
   void forget(const DiskRef& ref) noexcept;
-  // Takes every entry out of a region of ours. False: a lock was not free in time and some are left;
-  // the file must not be reused yet.
+  // Takes every entry out of a region of ours. False: a lock was not free in time and some are
+  // left; the file must not be reused yet.
   [[nodiscard]] bool forget_region(std::uint32_t region) noexcept;
   // The ready entries of a region, by number.
   void entries(std::uint32_t region, std::vector<DiskRef>& out) const;
@@ -129,8 +133,8 @@ class Catalog {
   // Whether it was touched since it was written.
   [[nodiscard]] bool touched(const DiskRef& ref) const noexcept;
 
-  // One walk over the host pool. `min_uses`: blocks that were used less often since they were stored
-  // are not offered (0: all are).
+  // One walk over the host pool. `min_uses`: blocks that were used less often since they were
+  // stored are not offered (0: all are).
   [[nodiscard]] Survey survey(std::size_t block_limit, std::uint32_t min_uses) const;
   // Takes the ready entries of a namespace out; returns how many.
   std::uint64_t drop_namespace(std::uint32_t namespace_index) noexcept;

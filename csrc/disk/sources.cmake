@@ -1,1 +1,3 @@
-list(APPEND HPKV_DISK)
+list(APPEND HPKV_DISK
+  disk/catalog.cc
+  disk/catalog_survey.cc)

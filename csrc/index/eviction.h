@@ -41,7 +41,20 @@ class LeastRecent {
   }
 
   [[nodiscard]] bool empty() const noexcept { return gathered_.empty(); }
-  [[nodiscard]] std::uint64_t coldest_stamp() const noexcept { return gathered_.back().stamp; }
+  // After finish(): those that match go before the others, each in their order. For blocks that are
+  // on disk too, which cost nothing to drop.
+  template <typename Matches>
+  void prefer(Matches&& matches) {
+    std::stable_partition(gathered_.begin(), gathered_.end(),
+                          [&](const Candidate& block) { return !matches(block); });
+  }
+
+  [[nodiscard]] std::uint64_t coldest_stamp() const noexcept {
+    return std::min_element(
+               gathered_.begin(), gathered_.end(),
+               [](const Candidate& a, const Candidate& b) { return a.stamp < b.stamp; })
+        ->stamp;
+  }
   [[nodiscard]] Candidate take_coldest() {
     const Candidate coldest = gathered_.back();
     gathered_.pop_back();
@@ -58,7 +71,7 @@ class LeastRecent {
     gathered_.erase(cut, gathered_.end());
   }
 
-  std::vector<Candidate> gathered_;  // between walks: warmest first
+  std::vector<Candidate> gathered_;  // between walks: the next to go is the last
 };
 
 }  // namespace hpkv::index

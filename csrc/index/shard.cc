@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/points.h"
+#include "index/disk_shard.h"
+#include "index/table.h"
 
 namespace hpkv::index {
 
@@ -19,47 +21,7 @@ using shm::TableWord;
 
 namespace {
 
-constexpr std::size_t kSpareEntries = 2;
 constexpr int kLookupTries = 4;  // a table doubles rarely; this often in one lookup it does not
-
-std::array<Bucket*, 2> buckets_of(const View& view, std::uint64_t table, const Key& key) noexcept {
-  Bucket* first = view.table(table);
-  const std::uint64_t count = TableWord::buckets(table);
-  return {first + shm::first_bucket(key, count), first + shm::second_bucket(key, count)};
-}
-
-std::size_t free_entries(const Bucket& bucket) noexcept {
-  return static_cast<std::size_t>(
-      std::count_if(bucket.entries.begin(), bucket.entries.end(),
-                    [](const AtomicU64& e) { return e.load(std::memory_order_relaxed) == 0; }));
-}
-
-AtomicU64* empty_entry(const View& view, std::uint64_t table, const Key& key) noexcept {
-  const auto [a, b] = buckets_of(view, table, key);
-  // The first bucket while it has room to spare, so that most lookups read one; then the roomier.
-  const std::size_t left = free_entries(*a);
-  Bucket* roomier = left <= kSpareEntries && free_entries(*b) > left ? b : a;
-  for (AtomicU64& entry : roomier->entries) {
-    if (entry.load(std::memory_order_relaxed) == 0) return &entry;
-  }
-  return nullptr;
-}
-
-AtomicU64* entry_of(const View& view, std::uint64_t table, const Key& key,
-                    std::uint64_t descriptor_offset) noexcept {
-  const std::uint64_t wanted = EntryWord::make(key, descriptor_offset);
-  for (Bucket* bucket : buckets_of(view, table, key)) {
-    for (AtomicU64& entry : bucket->entries) {
-      if (entry.load(std::memory_order_relaxed) == wanted) return &entry;
-    }
-  }
-  return nullptr;
-}
-
-struct IndexedBlock {
-  std::uint64_t descriptor_offset = 0;
-  Key key;
-};
 
 // Offsets of the descriptors that carry the mark of a shard, ascending.
 std::vector<std::uint64_t> marked_descriptors(const View& view, std::size_t shard) {
@@ -83,10 +45,10 @@ std::vector<std::uint64_t> marked_descriptors(const View& view, std::size_t shar
 }
 
 // All indexed blocks of a shard, ascending by offset. Under its lock, so none comes or goes.
-std::vector<IndexedBlock> blocks_of_shard(const View& view, std::size_t shard) {
+std::vector<IndexedRecord> blocks_of_shard(const View& view, std::size_t shard) {
   constexpr std::size_t kAhead = 16;  // descriptors lie pages apart: fetch some ahead
   const std::vector<std::uint64_t> marked = marked_descriptors(view, shard);
-  std::vector<IndexedBlock> found;
+  std::vector<IndexedRecord> found;
   found.reserve(marked.size());
   for (std::size_t i = 0; i < marked.size(); ++i) {
     if (i + kAhead < marked.size()) __builtin_prefetch(view.at(marked[i + kAhead]));
@@ -111,7 +73,7 @@ bool find_ready(const View& view, const Key& key, Found& out) noexcept {
       for (const AtomicU64& slot : bucket->entries) {
         const std::uint64_t entry = slot.load(std::memory_order_acquire);
         if (EntryWord::tag(entry) != tag || entry == 0) continue;
-        const std::uint64_t offset = EntryWord::descriptor_offset(entry);
+        const std::uint64_t offset = EntryWord::record_offset(entry);
         if (!view.plausible_descriptor(offset)) continue;
         const Descriptor& block = view.descriptor(offset);
         const std::uint64_t word = block.word.load(std::memory_order_acquire);
@@ -143,14 +105,6 @@ struct Guess {
   std::uint64_t entry = 0;
 };
 
-const AtomicU64* slot_with_tag(const Bucket& bucket, std::uint64_t tag) noexcept {
-  for (const AtomicU64& slot : bucket.entries) {
-    const std::uint64_t entry = slot.load(std::memory_order_relaxed);
-    if (EntryWord::tag(entry) == tag && entry != 0) return &slot;
-  }
-  return nullptr;
-}
-
 Bucket& bucket_at(const View& view, std::uint64_t table, std::uint64_t number) noexcept {
   return view.table(table)[number];
 }
@@ -167,7 +121,7 @@ void fetch_tables(const View& view, std::span<const Key> keys, std::span<Guess> 
 // A prefetch of a wrong address does nothing.
 void take_guess(const View& view, Guess& guess, bool second_line) noexcept {
   guess.entry = guess.slot->load(std::memory_order_acquire);
-  const std::byte* descriptor = view.at(EntryWord::descriptor_offset(guess.entry));
+  const std::byte* descriptor = view.at(EntryWord::record_offset(guess.entry));
   __builtin_prefetch(descriptor);
   if (second_line) __builtin_prefetch(descriptor + sizeof(Bucket), 1);
 }
@@ -198,7 +152,7 @@ void fetch_group(const View& view, std::span<const Key> keys, std::span<Guess> g
 
 // The same proof as in find_ready, for the entry that was guessed.
 bool guess_holds(const View& view, const Key& key, const Guess& guess) noexcept {
-  const std::uint64_t offset = EntryWord::descriptor_offset(guess.entry);
+  const std::uint64_t offset = EntryWord::record_offset(guess.entry);
   if (guess.slot == nullptr || !view.plausible_descriptor(offset)) return false;
   const Descriptor& block = view.descriptor(offset);
   const std::uint64_t word = block.word.load(std::memory_order_acquire);
@@ -248,14 +202,17 @@ void ShardGuard::lock(shm::WaitBudget& budget, shm::TakeOver take_over) noexcept
   }
   held_ = true;
   HPKV_POINT("shard.locked");
-  if (record_.dirty.load(std::memory_order_relaxed) == 0) return;
+  const bool dirty = record_.dirty.load(std::memory_order_relaxed) != 0;
+  const bool disk_dirty = record_.disk_dirty.load(std::memory_order_relaxed) != 0;
+  if (!dirty && !disk_dirty) return;
   if (take_over == shm::TakeOver::no) {
     shm::release(record_.lock);
     held_ = false;
     core_.attention.store(true, std::memory_order_relaxed);
     return;
   }
-  rebuild();
+  if (dirty) rebuild();
+  if (disk_dirty) DiskShard(core_, shard_).rebuild();
 }
 
 ShardGuard::~ShardGuard() {
@@ -275,7 +232,7 @@ std::optional<Found> ShardGuard::find(const Key& key) const noexcept {
     for (const AtomicU64& slot : bucket->entries) {
       const std::uint64_t entry = slot.load(std::memory_order_relaxed);
       if (entry == 0 || EntryWord::tag(entry) != tag) continue;
-      const std::uint64_t offset = EntryWord::descriptor_offset(entry);
+      const std::uint64_t offset = EntryWord::record_offset(entry);
       if (!core_.view.plausible_descriptor(offset)) {
         core_.poison("an index entry points outside the pool");
         return std::nullopt;
@@ -361,17 +318,10 @@ bool ShardGuard::grow_into(std::uint64_t table_offset, std::uint64_t bucket_coun
   if (bucket_count <= TableWord::buckets(old_table)) return false;
   const std::uint64_t new_table =
       TableWord::make(table_offset, static_cast<unsigned>(std::countr_zero(bucket_count)));
-  const Bucket* old_buckets = core_.view.table(old_table);
-  for (std::uint64_t i = 0; i < TableWord::buckets(old_table); ++i) {
-    for (const AtomicU64& slot : old_buckets[i].entries) {
-      const std::uint64_t entry = slot.load(std::memory_order_relaxed);
-      if (entry == 0) continue;
-      const Key key = shm::load_key(core_.view.descriptor(EntryWord::descriptor_offset(entry)));
-      AtomicU64* place = empty_entry(core_.view, new_table, key);
-      if (place == nullptr) return false;
-      place->store(entry, std::memory_order_relaxed);
-    }
-  }
+  const auto key_at = [this](std::uint64_t offset) {
+    return shm::load_key(core_.view.descriptor(offset));
+  };
+  if (!copy_table(core_.view, old_table, new_table, key_at)) return false;
   HPKV_POINT("grow.before_switch");
   // Release: partner of the acquire in find_ready; the entries above come first. The old table is
   // never written again, so a reader that still has it sees blocks it must check, not other data.
@@ -381,37 +331,11 @@ bool ShardGuard::grow_into(std::uint64_t table_offset, std::uint64_t bucket_coun
 }
 
 void ShardGuard::rebuild() noexcept {
-  const View& view = core_.view;
   const std::uint64_t table = record_.table.load(std::memory_order_relaxed);
-  const std::vector<IndexedBlock> blocks = blocks_of_shard(view, shard_);
-  std::vector<bool> present(blocks.size(), false);
-  Bucket* buckets = view.table(table);
-  // First what should not be there, then what is missing: a block that stays is visible throughout.
-  for (std::uint64_t i = 0; i < TableWord::buckets(table); ++i) {
-    for (AtomicU64& slot : buckets[i].entries) {
-      const std::uint64_t entry = slot.load(std::memory_order_relaxed);
-      if (entry == 0) continue;
-      const std::uint64_t offset = EntryWord::descriptor_offset(entry);
-      const auto place =
-          std::ranges::lower_bound(blocks, offset, {}, &IndexedBlock::descriptor_offset);
-      const auto number = static_cast<std::size_t>(place - blocks.begin());
-      const bool known = place != blocks.end() && place->descriptor_offset == offset;
-      if (known && !present[number] && &slot == entry_of(view, table, place->key, offset)) {
-        present[number] = true;
-      } else {
-        slot.store(0, std::memory_order_release);
-      }
-    }
-  }
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (present[i]) continue;
-    AtomicU64* place = empty_entry(view, table, blocks[i].key);
-    if (place == nullptr) {
-      core_.poison("a rebuilt shard does not fit its table");
-      return;
-    }
-    place->store(EntryWord::make(blocks[i].key, blocks[i].descriptor_offset),
-                 std::memory_order_release);
+  const std::vector<IndexedRecord> blocks = blocks_of_shard(core_.view, shard_);
+  if (!fit_table(core_.view, table, blocks)) {
+    core_.poison("a rebuilt shard does not fit its table");
+    return;
   }
   HPKV_POINT("rebuild.before_count");
   record_.entries.store(static_cast<std::uint32_t>(blocks.size()), std::memory_order_release);

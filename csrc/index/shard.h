@@ -7,6 +7,8 @@
 // here. A dirty flag is set before the first store of a mutation and cleared after its last, so
 // whoever takes the lock over from the dead knows whether to rebuild it from the descriptors.
 //
+// A shard has a second table for blocks on disk (disk_shard.h), under the same lock.
+//
 // Threads: find_ready() takes no lock. Everything else needs the shard's lock (ShardGuard).
 #pragma once
 
@@ -39,8 +41,8 @@ inline constexpr std::size_t kGroup = 64;
 // Fetches what a locked look at at most kGroup keys will touch.
 void prefetch_group(const View& view, std::span<const Key> keys) noexcept;
 
-// Holds one shard's lock, and leaves the shard clean: a dirty shard is rebuilt on entry, unless the
-// caller may not (then the guard is empty and the maintenance thread is called).
+// Holds one shard's lock, and leaves the shard clean: a dirty shard (either table) is rebuilt on
+// entry, unless the caller may not (then the guard is empty and the maintenance thread is called).
 class ShardGuard {
  public:
   ShardGuard(Core& core, std::size_t shard, shm::WaitBudget& budget,

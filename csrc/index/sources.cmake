@@ -1,2 +1,4 @@
 list(APPEND HPKV_INDEX
-  index/shard.cc)
+  index/disk_shard.cc
+  index/shard.cc
+  index/table.cc)

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/points.h"
+#include "index/disk_shard.h"
 
 namespace hpkv::shm {
 namespace {
@@ -55,7 +56,7 @@ std::optional<Place> Allocator::claim(std::uint64_t stride) noexcept {
     gather_coldest(cls);
     release_stock_of_others(cls);
     const std::uint64_t own_coldest = cls.coldest.empty() ? kNever : cls.coldest.coldest_stamp();
-    if (make_room(stride, own_coldest, budget)) {
+    if (make_room(stride, segments_.run_length(stride), own_coldest, budget)) {
       cls.coldest.clear();
       continue;
     }
@@ -146,6 +147,12 @@ void Allocator::gather_coldest(Class& cls) noexcept {
     return true;
   });
   cls.coldest.finish(limit);
+  if (view.regions() != 0) {
+    cls.coldest.prefer([&view](const index::Candidate& block) {
+      index::DiskFound found;
+      return index::find_on_disk(view, block.key, found);
+    });
+  }
   for (const index::Candidate& block : unstamped) stamp_unstamped(block);
 }
 

@@ -32,6 +32,8 @@ class Allocator {
   [[nodiscard]] std::optional<Place> claim(std::uint64_t stride) noexcept;
   // Claimed and not used: back to the free ones.
   void give_back(const Place& place) noexcept;
+  // Ends the coldest run of blocks, so that a segment is free. False: none may go.
+  [[nodiscard]] bool free_segment() noexcept;
   // Evict every unpinned ready block (of a namespace); return how many. Candidates are forgotten:
   // there are free ones.
   std::uint64_t drop_all();
@@ -68,10 +70,10 @@ class Allocator {
   void stamp_unstamped(const index::Candidate& block) noexcept;
   [[nodiscard]] std::optional<Place> evict(const index::Candidate& candidate, bool any_stamp,
                                            WaitBudget& budget) noexcept;
-  // Ends the coldest runs of other classes so that a run of this class fits, if they are colder
-  // than `limit_stamp`.
-  [[nodiscard]] bool make_room(std::uint64_t stride, std::uint64_t limit_stamp,
-                               WaitBudget& budget) noexcept;
+  // Ends the coldest runs of classes other than `stride` so that a run of `length` segments fits,
+  // if they are colder than `limit_stamp`.
+  [[nodiscard]] bool make_room(std::uint64_t stride, std::uint64_t length,
+                               std::uint64_t limit_stamp, WaitBudget& budget) noexcept;
   [[nodiscard]] bool empty_run(const Run& run, WaitBudget& budget) noexcept;
 
   Core& core_;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "index/shard.h"
+#include "shm/check_disk.h"
 
 namespace hpkv::shm {
 namespace {
@@ -25,6 +26,7 @@ class Checker {
       return true;
     });
     check_locks();
+    check_disk(core_, findings_);
     return std::move(findings_);
   }
 
@@ -117,7 +119,7 @@ class Checker {
   void check_entry(const std::string& shard_name, std::size_t shard, std::uint64_t table,
                    std::uint64_t bucket, std::uint64_t entry,
                    std::map<std::array<std::uint64_t, 4>, std::uint64_t>& keys) {
-    const std::uint64_t offset = EntryWord::descriptor_offset(entry);
+    const std::uint64_t offset = EntryWord::record_offset(entry);
     const std::string name = shard_name + "entry for block at " + std::to_string(offset) + ": ";
     if (!is_descriptor(offset)) return report(name + "no descriptor lies there");
     const Descriptor& block = view_.descriptor(offset);

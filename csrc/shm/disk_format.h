@@ -83,15 +83,15 @@ struct alignas(64) RegionRecord {
   AtomicU32 file_generation;  // of the file's present contents
   AtomicU32 capacity;         // records the file holds at this stride
   AtomicU32 used;             // number of the next record; only rises under one file generation
-  AtomicU32 live;             // entries writing or ready; a death may leave it too high, never too low
+  AtomicU32 live;  // entries writing or ready; a death may leave it too high, never too low
   // Stored in this order and read in the other, so a capacity never goes with a smaller array.
   AtomicU64 entries_offset;    // in the pool file
   AtomicU32 entries_capacity;  // entries that the array has room for
   std::array<std::byte, 12> reserved0;
 };
 
-// Entry i of a region's array is record i of its file. `writing` and `ready` are in the disk table of
-// the key's shard.
+// Entry i of a region's array is record i of its file. `writing` and `ready` are in the disk table
+// of the key's shard.
 struct alignas(64) DiskEntry {
   AtomicU64 word;                // DiskWord
   std::array<AtomicU64, 4> key;  // owner only, before `writing`; valid while writing and ready

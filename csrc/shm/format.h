@@ -19,7 +19,7 @@ namespace hpkv::shm {
 
 static_assert(std::endian::native == std::endian::little, "the pool format is little-endian");
 inline constexpr std::array<char, 8> kMagic = {'H', 'P', 'K', 'V', 'P', 'O', 'O', 'L'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 inline constexpr std::size_t kPageBytes = 4096;      // payloads and classes are multiples of it
 inline constexpr std::size_t kClientCount = 128;     // client slots, and bits of a pin mask
@@ -45,6 +45,9 @@ enum class Counter : std::size_t {
   bad_checksums,
   spilled_bytes,
   loaded_bytes,
+  demoted_bytes,
+  promoted_bytes,
+  disk_errors,
   count,
 };
 static_assert(static_cast<std::size_t>(Counter::count) <= kCounterCount);
@@ -150,7 +153,8 @@ struct SegmentWord {
   }
 };
 
-// An index entry: tag << 40 | descriptor offset / 64. 0 is empty.
+// An index entry: tag << 40 | offset / 64 of its record (a descriptor, or a disk entry). 0 is
+// empty.
 struct EntryWord {
   static constexpr unsigned kOffsetBits = 40;
   static constexpr std::uint64_t kOffsetUnit = 64;
@@ -159,13 +163,13 @@ struct EntryWord {
     return key.words[0] >> kOffsetBits;
   }
   [[nodiscard]] static constexpr std::uint64_t make(const Key& key,
-                                                    std::uint64_t descriptor_offset) noexcept {
-    return (tag_of(key) << kOffsetBits) | (descriptor_offset / kOffsetUnit);
+                                                    std::uint64_t record_offset) noexcept {
+    return (tag_of(key) << kOffsetBits) | (record_offset / kOffsetUnit);
   }
   [[nodiscard]] static constexpr std::uint64_t tag(std::uint64_t entry) noexcept {
     return entry >> kOffsetBits;
   }
-  [[nodiscard]] static constexpr std::uint64_t descriptor_offset(std::uint64_t entry) noexcept {
+  [[nodiscard]] static constexpr std::uint64_t record_offset(std::uint64_t entry) noexcept {
     return (entry & ((std::uint64_t{1} << kOffsetBits) - 1)) * kOffsetUnit;
   }
 };
@@ -234,6 +238,12 @@ struct alignas(64) Superblock {
   AtomicU32 reap_lock;      // one reaper at a time
   AtomicU64 index_segment;  // segment that index memory is taken from, layout lock
   AtomicU64 index_cursor;   // next free byte in it, layout lock
+  // The disk tier's store: stored once under the layout lock, regions_offset last (release).
+  AtomicU64 regions_offset;  // of the region records; 0: no store was ever attached
+  AtomicU64 region_bytes;    // size of a region's file
+  std::array<AtomicU64, 2> store_id;
+  AtomicU32 region_count;
+  AtomicU32 reserved1;
 
   // Read by everybody, written rarely, no lock: single stores or increments.
   alignas(64) AtomicU32 epoch;  // rises when a client died, or the first client adopts the pool
@@ -271,11 +281,14 @@ struct alignas(64) ShardRecord {
   AtomicU32 lock;
   AtomicU32
       dirty;  // set before the first store of a mutation, cleared after its last; under the lock
-  AtomicU32 entries;  // entries in the table, under the lock
-  std::array<std::byte, 52> reserved0;
+  AtomicU32 entries;     // entries in the table, under the lock
+  AtomicU32 disk_dirty;  // the same two for the table of blocks on disk
+  AtomicU32 disk_entries;
+  std::array<std::byte, 44> reserved0;
   // Own line: lookups read it without the lock. TableWord, stored (release) when the table is
   // complete.
   alignas(64) AtomicU64 table;
+  AtomicU64 disk_table;  // 0 until the first block on disk
 };
 
 struct alignas(32) SegmentRecord {
@@ -301,7 +314,8 @@ struct alignas(128) Descriptor {
   AtomicU32 segment;         // head of the run
   AtomicU64 payload_offset;  // in the file
   AtomicU64 mark_offset;     // of its shard mark, in the file
-  std::array<std::byte, 24> reserved1;
+  AtomicU32 uses;  // times it was wanted since it was claimed; for the disk tier's admission
+  std::array<std::byte, 20> reserved1;
 };
 
 struct alignas(64) Bucket {
@@ -329,6 +343,10 @@ static_assert(offsetof(Superblock, layout_lock) == 128);
 static_assert(offsetof(Superblock, reap_lock) == 132);
 static_assert(offsetof(Superblock, index_segment) == 136);
 static_assert(offsetof(Superblock, index_cursor) == 144);
+static_assert(offsetof(Superblock, regions_offset) == 152);
+static_assert(offsetof(Superblock, region_bytes) == 160);
+static_assert(offsetof(Superblock, store_id) == 168);
+static_assert(offsetof(Superblock, region_count) == 184);
 static_assert(offsetof(Superblock, epoch) == 192);
 static_assert(offsetof(Superblock, poisoned) == 196);
 static_assert(offsetof(Superblock, poison_reason) == 200);
@@ -352,7 +370,10 @@ static_assert(offsetof(NamespaceRecord, text) == 64);
 static_assert(sizeof(ShardRecord) == 128);
 static_assert(offsetof(ShardRecord, dirty) == 4);
 static_assert(offsetof(ShardRecord, entries) == 8);
+static_assert(offsetof(ShardRecord, disk_dirty) == 12);
+static_assert(offsetof(ShardRecord, disk_entries) == 16);
 static_assert(offsetof(ShardRecord, table) == 64);
+static_assert(offsetof(ShardRecord, disk_table) == 72);
 
 static_assert(sizeof(SegmentRecord) == 32);
 static_assert(offsetof(SegmentRecord, stride) == 8);
@@ -369,12 +390,13 @@ static_assert(offsetof(Descriptor, namespace_index) == 80);
 static_assert(offsetof(Descriptor, segment) == 84);
 static_assert(offsetof(Descriptor, payload_offset) == 88);
 static_assert(offsetof(Descriptor, mark_offset) == 96);
+static_assert(offsetof(Descriptor, uses) == 104);
 
 static_assert(sizeof(Bucket) == 64);
 
 // FNV-1a over everything two builds must agree on beyond the version number.
 [[nodiscard]] constexpr std::uint64_t layout_hash() noexcept {
-  constexpr std::array<std::uint64_t, 14> facts = {kVersion,
+  constexpr std::array<std::uint64_t, 16> facts = {kVersion,
                                                    kPageBytes,
                                                    kClientCount,
                                                    kNamespaceCount,
@@ -387,6 +409,8 @@ static_assert(sizeof(Bucket) == 64);
                                                    sizeof(ShardRecord),
                                                    sizeof(SegmentRecord),
                                                    sizeof(Descriptor),
+                                                   sizeof(RegionRecord),
+                                                   sizeof(DiskEntry),
                                                    EntryWord::kOffsetBits};
   std::uint64_t hash = 0xCBF29CE484222325U;
   for (const std::uint64_t fact : facts) {

@@ -64,12 +64,18 @@ Plan survey(const View& view, std::uint64_t own_stride) {
 
 }  // namespace
 
-bool Allocator::make_room(std::uint64_t stride, std::uint64_t limit_stamp,
+bool Allocator::free_segment() noexcept {
+  release_stock();  // a claimed place keeps its run from ending
+  WaitBudget budget(kEngineWaitNs);
+  constexpr std::uint64_t kNoClass = 0;
+  return make_room(kNoClass, 1, kBlocked, budget);
+}
+
+bool Allocator::make_room(std::uint64_t stride, std::uint64_t length, std::uint64_t limit_stamp,
                           WaitBudget& budget) noexcept {
   const LockGuard layout(core_, core_.super().layout_lock, budget);
   if (!layout) return false;
   const Plan plan = survey(core_.view, stride);
-  const std::uint64_t length = segments_.run_length(stride);
   std::uint64_t best = kBlocked;
   std::uint64_t best_start = 0;
   for (std::uint64_t start = 0; start + length <= plan.warmth_of_segment.size(); ++start) {

@@ -20,7 +20,7 @@ bool in_use(const NamespaceRecord& record) noexcept {
   });
 }
 
-// Blocks of any state but free, by namespace; and ready ones.
+// Blocks of any state but free, here and on disk, by namespace; and ready ones here.
 struct BlockCounts {
   std::array<std::uint64_t, kNamespaceCount> held{};
   std::array<std::uint64_t, kNamespaceCount> ready{};
@@ -39,6 +39,14 @@ BlockCounts count_blocks(const View& view) noexcept {
     }
     return true;
   });
+  // After the pool: a block that went to disk meanwhile is seen there.
+  for (std::uint32_t region = 0; region < view.regions(); ++region) {
+    view.for_each_disk_entry(region, [&](std::uint64_t, const DiskEntry& entry) {
+      const std::uint32_t index = entry.namespace_index.load(std::memory_order_relaxed);
+      if (on_disk(entry.word.load(std::memory_order_acquire)) && index < kNamespaceCount)
+        ++counts.held[index];
+    });
+  }
   return counts;
 }
 

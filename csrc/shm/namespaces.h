@@ -1,8 +1,8 @@
 // The table of namespaces: which identity an index stands for, and how large its blocks are.
 //
 // Invariant: while a record is known, its identity, size and text do not change. A record is given
-// to another identity only when no live client has registered it and no block carries its index.
-// Threads: safe; the layout lock guards changes, reading takes no lock.
+// to another identity only when no live client has registered it and no block, here or on disk,
+// carries its index. Threads: safe; the layout lock guards changes, reading takes no lock.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@ Pool::Impl::Impl(shm::PoolFile file, const PoolOptions& options)
     : core(std::move(file), options),
       segments(core),
       allocator(core, segments),
+      regions(core, segments, allocator),
       namespaces(core),
       pins(core.view, core.slot, core.super().pool_bytes),
       maintenance(core, segments, allocator) {}
@@ -47,7 +48,8 @@ void Pool::close() noexcept {
   const bool nothing_held = impl_->writing_bytes.load() == 0 && impl_->pin_count.load() == 0;
   // When a lock is not free in time the slot stays: the others will treat us as dead, which is
   // slower and as safe.
-  if (nothing_held || impl_->maintenance.recovery().return_blocks(core.slot)) {
+  const bool returned = nothing_held || impl_->maintenance.recovery().return_blocks(core.slot);
+  if (returned && shm::return_regions(core, core.slot)) {
     shm::leave_namespaces(core.view, core.slot);
     shm::fold_client_counters(core.view, core.slot);
     core.self().word.store(ClientWord::make(ClientState::free, core.generation),
@@ -211,6 +213,9 @@ PoolStats Pool::stats() const {
   stats.bad_checksums = total(view, Counter::bad_checksums);
   stats.spilled_bytes = total(view, Counter::spilled_bytes);
   stats.loaded_bytes = total(view, Counter::loaded_bytes);
+  stats.demoted_bytes = total(view, Counter::demoted_bytes);
+  stats.promoted_bytes = total(view, Counter::promoted_bytes);
+  stats.disk_errors = total(view, Counter::disk_errors);
   return stats;
 }
 

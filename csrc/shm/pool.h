@@ -25,6 +25,10 @@
 
 namespace hpkv {
 
+namespace disk {
+class Catalog;
+}
+
 // A block that the caller owns (reserved) or has pinned. Valid until publish/abandon, respectively
 // unpin.
 struct BlockRef {
@@ -96,12 +100,15 @@ struct PoolStats {
   std::uint64_t busy = 0;  // reserve answered busy
   std::uint64_t lock_timeouts =
       0;  // a lock was not free in time: the answer was miss, or the write was dropped
-  std::uint64_t takeovers = 0;      // locks taken from dead clients
-  std::uint64_t rebuilds = 0;       // shards rebuilt from their descriptors
-  std::uint64_t reaped = 0;         // clients that died without a goodbye
-  std::uint64_t bad_checksums = 0;  // blocks condemned
-  std::uint64_t spilled_bytes = 0;  // payload bytes published
-  std::uint64_t loaded_bytes = 0;   // payload bytes copied out (count_loaded)
+  std::uint64_t takeovers = 0;       // locks taken from dead clients
+  std::uint64_t rebuilds = 0;        // shards rebuilt from their descriptors
+  std::uint64_t reaped = 0;          // clients that died without a goodbye
+  std::uint64_t bad_checksums = 0;   // blocks condemned
+  std::uint64_t spilled_bytes = 0;   // payload bytes published
+  std::uint64_t loaded_bytes = 0;    // payload bytes copied out (count_loaded)
+  std::uint64_t demoted_bytes = 0;   // payload bytes written to disk (count_disk)
+  std::uint64_t promoted_bytes = 0;  // payload bytes read from disk
+  std::uint64_t disk_errors = 0;     // failed operations on the store, bad records included
   bool poisoned = false;
 };
 
@@ -143,6 +150,8 @@ class Pool {
   // keys.size(). A block may be pinned any number of times; each pin needs its unpin.
   // Scheduler-safe. Does not change recency.
   std::size_t pin(std::span<const Key> keys, std::span<BlockRef> out) noexcept;
+  // The same without counting hits and misses: for the tiers' own work.
+  std::size_t pin_quietly(std::span<const Key> keys, std::span<BlockRef> out) noexcept;
   void unpin(std::span<const BlockRef> refs) noexcept;
 
   // Bytes of a block that is reserved or pinned by us, aligned to 4 KiB. Never null.
@@ -162,12 +171,19 @@ class Pool {
   // Statistics: payload bytes that were copied out of the pool.
   void count_loaded(std::uint64_t bytes) noexcept;
 
+  void count_disk(std::uint64_t demoted_bytes, std::uint64_t promoted_bytes,
+                  std::uint64_t errors) noexcept;
+
   // ---- writing (engine threads; may evict, may reserve memory for a new segment: tens of ms) ----
   ReserveStatus reserve(std::uint32_t namespace_index, const Key& key, BlockRef& out) noexcept;
   // The bytes are in place: makes the block visible by one release store. The block may be evicted
   // from then on.
   // `stamp`: its recency, out of take_stamps, or 0 for "now".
   void publish(const BlockRef& ref, std::uint32_t crc32c, std::uint64_t stamp = 0) noexcept;
+  // The same, and the block is pinned for the caller before anybody can see it. False: off, and
+  // nothing is pinned.
+  [[nodiscard]] bool publish_pinned(const BlockRef& ref, std::uint32_t crc32c,
+                                    std::uint64_t stamp = 0) noexcept;
   // Hands out `count` stamps and returns the smallest. A prefix is stamped with its deepest page as
   // the oldest (page i of n: first + n - 1 - i), whatever the order in which its pages are stored.
   [[nodiscard]] std::uint64_t take_stamps(std::uint64_t count) noexcept;
@@ -192,6 +208,7 @@ class Pool {
 
  private:
   class Impl;
+  friend class disk::Catalog;
   explicit Pool(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -50,13 +50,24 @@ std::size_t Pool::touch(std::span<const Key> keys) noexcept {
     if (!guard) continue;
     const auto found = guard.find(keys[i]);
     if (!found || BlockWord::state(found->word) != BlockState::ready) continue;
-    impl_->stamp(core.view.descriptor(found->descriptor_offset), first + keys.size() - 1 - i);
+    Descriptor& block = core.view.descriptor(found->descriptor_offset);
+    impl_->stamp(block, first + keys.size() - 1 - i);
+    block.uses.fetch_add(1, std::memory_order_relaxed);
     ++present;
   }
   return present;
 }
 
 std::size_t Pool::pin(std::span<const Key> keys, std::span<BlockRef> out) noexcept {
+  shm::Core& core = impl_->core;
+  if (core.off()) return 0;
+  const std::size_t count = pin_quietly(keys, out);
+  core.count(Counter::hits, count);
+  core.count(Counter::misses, keys.size() - count);
+  return count;
+}
+
+std::size_t Pool::pin_quietly(std::span<const Key> keys, std::span<BlockRef> out) noexcept {
   shm::Core& core = impl_->core;
   if (core.off()) return 0;
   WaitBudget budget(shm::kSchedulerWaitNs);
@@ -78,8 +89,6 @@ std::size_t Pool::pin(std::span<const Key> keys, std::span<BlockRef> out) noexce
                   .generation = BlockWord::generation(found->word)};
   }
   impl_->pin_count.fetch_add(count, std::memory_order_relaxed);
-  core.count(Counter::hits, count);
-  core.count(Counter::misses, keys.size() - count);
   return count;
 }
 
@@ -120,6 +129,14 @@ void Pool::count_loaded(std::uint64_t bytes) noexcept {
   if (!impl_->core.detached()) impl_->core.count(Counter::loaded_bytes, bytes);
 }
 
+void Pool::count_disk(std::uint64_t demoted_bytes, std::uint64_t promoted_bytes,
+                      std::uint64_t errors) noexcept {
+  if (impl_->core.detached()) return;
+  impl_->core.count(Counter::demoted_bytes, demoted_bytes);
+  impl_->core.count(Counter::promoted_bytes, promoted_bytes);
+  impl_->core.count(Counter::disk_errors, errors);
+}
+
 void Pool::condemn(const BlockRef& ref) noexcept {
   shm::Core& core = impl_->core;
   if (core.off()) return;
@@ -138,7 +155,9 @@ std::optional<ReserveStatus> Pool::Impl::taken(const index::ShardGuard& guard,
   const auto found = guard.find(key);
   if (!found) return std::nullopt;
   if (BlockWord::state(found->word) != BlockState::ready) return ReserveStatus::busy;
-  stamp(core.view.descriptor(found->descriptor_offset), core.take_stamps(1));
+  Descriptor& block = core.view.descriptor(found->descriptor_offset);
+  stamp(block, core.take_stamps(1));
+  block.uses.fetch_add(1, std::memory_order_relaxed);
   return ReserveStatus::present;
 }
 
@@ -167,6 +186,7 @@ ReserveStatus Pool::reserve(std::uint32_t namespace_index, const Key& key, Block
       block.namespace_index.store(namespace_index, std::memory_order_relaxed);
       block.payload_bytes.store(block_bytes, std::memory_order_relaxed);
       block.checksum.store(0, std::memory_order_relaxed);
+      block.uses.store(0, std::memory_order_relaxed);
       // The epoch before the first byte: a death while we write leaves the block unverified.
       block.verified_epoch.store(epoch(), std::memory_order_relaxed);
       out = {.offset = block.payload_offset.load(std::memory_order_relaxed),
@@ -230,8 +250,15 @@ void Pool::Impl::finish_write(const BlockRef& ref) noexcept {
 }
 
 void Pool::publish(const BlockRef& ref, std::uint32_t crc32c, std::uint64_t stamp) noexcept {
+  if (!publish_pinned(ref, crc32c, stamp)) return;
+  impl_->pin_count.fetch_sub(1, std::memory_order_relaxed);
+  static_cast<void>(impl_->pins.unpin(ref.descriptor_offset));
+  HPKV_POINT("publish.unpinned");
+}
+
+bool Pool::publish_pinned(const BlockRef& ref, std::uint32_t crc32c, std::uint64_t stamp) noexcept {
   Impl& impl = *impl_;
-  if (impl.core.detached() || !impl.owns(ref)) return;
+  if (impl.core.detached() || !impl.owns(ref)) return false;
   Descriptor& block = impl.core.view.descriptor(ref.descriptor_offset);
   const std::uint64_t ready = BlockWord::make(BlockState::ready, 0, ref.generation);
   if (stamp == 0) stamp = impl.core.take_stamps(1);
@@ -250,11 +277,11 @@ void Pool::publish(const BlockRef& ref, std::uint32_t crc32c, std::uint64_t stam
   HPKV_POINT("publish.visible");
   impl.stamp(block, stamp);
   HPKV_POINT("publish.stamped");
-  static_cast<void>(impl.pins.unpin(ref.descriptor_offset));
-  HPKV_POINT("publish.unpinned");
+  impl.pin_count.fetch_add(1, std::memory_order_relaxed);
   impl.finish_write(ref);
   impl.core.count(Counter::stored);
   impl.core.count(Counter::spilled_bytes, ref.payload_bytes);
+  return true;
 }
 
 void Pool::abandon(const BlockRef& ref) noexcept {

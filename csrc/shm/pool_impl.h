@@ -1,4 +1,4 @@
-// The parts of one attachment, in order of construction. Private to pool*.cc.
+// The parts of one attachment, in order of construction. Private to pool*.cc and disk/catalog*.cc.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include "shm/local_pins.h"
 #include "shm/maintenance.h"
 #include "shm/namespaces.h"
+#include "shm/regions.h"
 
 namespace hpkv {
 
@@ -31,6 +32,7 @@ class Pool::Impl {
   shm::Core core;
   shm::Segments segments;
   shm::Allocator allocator;
+  shm::Regions regions;
   shm::Namespaces namespaces;
   shm::LocalPins pins;
   shm::Maintenance maintenance;

@@ -1,6 +1,7 @@
 #include "shm/recovery.h"
 
 #include "base/points.h"
+#include "shm/regions.h"
 
 namespace hpkv::shm {
 
@@ -84,7 +85,10 @@ void Recovery::recover_locks(std::uint32_t slot) noexcept {
 // Those that a scheduler thread met and left.
 void Recovery::recover_dirty_shards() noexcept {
   for (std::size_t i = 0; i < kShardCount; ++i) {
-    if (core_.view.shard(i).dirty.load(std::memory_order_relaxed) == 0) continue;
+    const ShardRecord& shard = core_.view.shard(i);
+    if (shard.dirty.load(std::memory_order_relaxed) == 0 &&
+        shard.disk_dirty.load(std::memory_order_relaxed) == 0)
+      continue;
     const index::ShardGuard guard(core_, i);
   }
 }
@@ -102,7 +106,7 @@ bool Recovery::reap(std::uint32_t slot, std::uint64_t word) noexcept {
     const std::uint32_t lock = core_.view.shard(i).lock.load(std::memory_order_acquire);
     if (lock != 0 && LockWord::slot(lock) == slot) return false;  // next round
   }
-  if (!return_blocks(slot)) return false;
+  if (!return_blocks(slot) || !return_regions(core_, slot)) return false;
   HPKV_POINT("reap.blocks");
   leave_namespaces(core_.view, slot);
   fold_client_counters(core_.view, slot);

@@ -1,7 +1,8 @@
 // What the living do for the dead. A client is dead when the OFD lock on its byte is gone. At once:
 // its death is noted, the epoch rises, its locks are taken over. After a quarantine of one second,
 // because kernel I/O and device copies of a dead process still land for tens of milliseconds: its
-// pins and unpublished blocks return, and then its slot.
+// pins and unpublished blocks return, its regions of the store become nobody's, and then its slot
+// is free.
 //
 // Threads: one caller at a time per process (the maintenance thread, or maintain() under its
 // mutex). Between processes the reap lock lets one reap at a time; a reaper that dies is followed

@@ -1,6 +1,7 @@
 list(APPEND HPKV_SHM
   shm/allocator.cc
   shm/check.cc
+  shm/check_disk.cc
   shm/core.cc
   shm/geometry.cc
   shm/limits.cc
@@ -14,6 +15,7 @@ list(APPEND HPKV_SHM
   shm/pool_blocks.cc
   shm/pool_file.cc
   shm/recovery.cc
+  shm/regions.cc
   shm/segments.cc
   shm/superblock.cc
   shm/transfer.cc

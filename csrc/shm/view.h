@@ -41,6 +41,36 @@ class View {
   [[nodiscard]] Descriptor& descriptor(std::uint64_t offset) const noexcept {
     return *as<Descriptor>(offset);
   }
+  // Before a store is attached there are none: regions() is 0.
+  [[nodiscard]] std::uint32_t regions() const noexcept {
+    // Acquire: partner of the release store that ends Regions::attach; the other fields come first.
+    return superblock().regions_offset.load(std::memory_order_acquire) == 0
+               ? 0
+               : superblock().region_count.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] RegionRecord& region(std::uint64_t index) const noexcept {
+    return as<RegionRecord>(superblock().regions_offset.load(std::memory_order_relaxed))[index];
+  }
+  [[nodiscard]] DiskEntry& disk_entry(std::uint64_t offset) const noexcept {
+    return *as<DiskEntry>(offset);
+  }
+  [[nodiscard]] bool plausible_disk_entry(std::uint64_t offset) const noexcept {
+    return offset % sizeof(DiskEntry) == 0 && offset >= superblock().head_bytes &&
+           offset + sizeof(DiskEntry) <= superblock().pool_bytes;
+  }
+  // Calls visit(offset, entry) for every entry of a region that may be in use. An entry that comes
+  // or goes meanwhile may be missed, unless its shard's lock is held.
+  template <typename Visit>
+  void for_each_disk_entry(std::uint64_t region_index, Visit&& visit) const {
+    const RegionRecord& record = region(region_index);
+    // The capacity before the array: see RegionRecord.
+    const std::uint32_t capacity = record.entries_capacity.load(std::memory_order_acquire);
+    const std::uint32_t used = record.used.load(std::memory_order_acquire);
+    const std::uint64_t offset = record.entries_offset.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < (used < capacity ? used : capacity); ++i) {
+      visit(offset + i * sizeof(DiskEntry), disk_entry(offset + i * sizeof(DiskEntry)));
+    }
+  }
   [[nodiscard]] Bucket* table(std::uint64_t table_word) const noexcept {
     return as<Bucket>(TableWord::offset(table_word));
   }
@@ -110,6 +140,19 @@ class View {
     key.words[i] = descriptor.key[i].load(std::memory_order_acquire);
   }
   return key;
+}
+
+[[nodiscard]] inline Key load_key(const DiskEntry& entry) noexcept {
+  // Acquire: as above.
+  Key key;
+  for (std::size_t i = 0; i < key.words.size(); ++i) {
+    key.words[i] = entry.key[i].load(std::memory_order_acquire);
+  }
+  return key;
+}
+
+[[nodiscard]] inline bool on_disk(std::uint64_t disk_word) noexcept {
+  return DiskWord::state(disk_word) != DiskState::free;
 }
 
 [[nodiscard]] inline bool in_index(std::uint64_t block_word) noexcept {
