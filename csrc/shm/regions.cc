@@ -8,24 +8,28 @@
 namespace hpkv::shm {
 namespace {
 
-constexpr std::uint64_t kIndexShare = 4;  // of the pool, for everything that finds blocks
+// Eighths of the pool that the whole index may take before the next array of entries is refused,
+// and before the next table is: what was given an array must be found too.
+constexpr std::uint64_t kArrayEighths = 2;
+constexpr std::uint64_t kTableEighths = 3;
 
 }  // namespace
 
-bool Regions::index_may_grow() const noexcept {
+bool Regions::index_may_grow(std::uint64_t eighths) const noexcept {
   const std::uint64_t count = core_.super().segment_count;
   std::uint64_t used = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint64_t word = core_.view.segment(i).word.load(std::memory_order_relaxed);
     if (SegmentWord::kind(word) == SegmentKind::index) ++used;
   }
-  return used < std::max<std::uint64_t>(2, count / kIndexShare);
+  return used < std::max<std::uint64_t>(2, count * eighths / 8);
 }
 
-std::optional<std::uint64_t> Regions::take_memory(std::uint64_t bytes) noexcept {
+std::optional<std::uint64_t> Regions::take_memory(std::uint64_t bytes,
+                                                  std::uint64_t eighths) noexcept {
   if (bytes > core_.super().segment_bytes) return std::nullopt;
   const std::uint64_t cursor = core_.super().index_cursor.load(std::memory_order_relaxed);
-  if (cursor + bytes > core_.super().segment_bytes && !index_may_grow()) return std::nullopt;
+  if (cursor + bytes > core_.super().segment_bytes && !index_may_grow(eighths)) return std::nullopt;
   if (const auto memory = segments_.take_index_memory(bytes)) return memory;
   // In a pool that is full no segment is free: the coldest blocks give way.
   if (!allocator_.free_segment()) return std::nullopt;
@@ -35,7 +39,7 @@ std::optional<std::uint64_t> Regions::take_memory(std::uint64_t bytes) noexcept 
 Regions::Attached Regions::attach(const Store& store) noexcept {
   Superblock& super = core_.super();
   if (core_.view.regions() == 0) {
-    const auto memory = take_memory(store.region_count * sizeof(RegionRecord));
+    const auto memory = take_memory(store.region_count * sizeof(RegionRecord), kArrayEighths);
     if (!memory) return Attached::no_memory;
     const LockGuard layout(core_, super.layout_lock, kOperatorWaitNs);
     if (!layout) return Attached::no_lock;
@@ -78,7 +82,7 @@ bool Regions::begin(std::uint32_t region, std::uint32_t file_generation, std::ui
   const std::uint32_t room = record.entries_capacity.load(std::memory_order_relaxed);
   if (capacity > room) {
     const std::uint32_t wanted = std::max(capacity, 2 * room);
-    const auto memory = take_memory(wanted * sizeof(DiskEntry));
+    const auto memory = take_memory(wanted * sizeof(DiskEntry), kArrayEighths);
     if (!memory) return false;
     for (std::uint32_t i = 0; i < wanted; ++i) {
       DiskEntry& entry = core_.view.disk_entry(*memory + i * sizeof(DiskEntry));
@@ -114,7 +118,7 @@ bool Regions::empty(std::uint32_t region) noexcept {
 
 void Regions::grow(std::size_t shard) noexcept {
   const std::uint64_t buckets = index::next_disk_buckets(core_.view, shard);
-  const auto memory = take_memory(buckets * sizeof(Bucket));
+  const auto memory = take_memory(buckets * sizeof(Bucket), kTableEighths);
   if (!memory) return;
   const index::ShardGuard guard(core_, shard);
   if (guard) static_cast<void>(index::DiskShard(core_, shard).grow_into(*memory, buckets));

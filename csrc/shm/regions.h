@@ -37,14 +37,15 @@ class Regions {
   // Takes every entry of a region out of the index. False: a lock was not free in time.
   [[nodiscard]] bool empty(std::uint32_t region) noexcept;
 
-  // Memory for an array or a table; may end the coldest run of blocks for it. The index may take a
-  // quarter of the pool in all.
-  [[nodiscard]] std::optional<std::uint64_t> take_memory(std::uint64_t bytes) noexcept;
   // Gives a shard's table of disk entries its next size.
   void grow(std::size_t shard) noexcept;
 
  private:
-  [[nodiscard]] bool index_may_grow() const noexcept;
+  // Memory for an array or a table while the index has less than these eighths of the pool; may end
+  // the coldest run of blocks for it.
+  [[nodiscard]] std::optional<std::uint64_t> take_memory(std::uint64_t bytes,
+                                                         std::uint64_t eighths) noexcept;
+  [[nodiscard]] bool index_may_grow(std::uint64_t eighths) const noexcept;
 
   Core& core_;
   Segments& segments_;
