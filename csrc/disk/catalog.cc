@@ -203,14 +203,15 @@ void Catalog::publish(const DiskRef& ref, std::uint32_t checksum, std::uint64_t 
   if (core.detached()) return;
   DiskEntry& entry = core.view.disk_entry(ref.entry_offset);
   std::uint64_t writing = DiskWord::make(DiskState::writing, core.slot, ref.entry_generation);
+  const std::uint64_t ready = DiskWord::make(DiskState::ready, 0, ref.entry_generation);
+  if (HPKV_BUG("disk_ready_before_checksum")) entry.word.store(ready, std::memory_order_release);
+  HPKV_POINT("disk_publish.before_checksum");
   entry.checksum.store(checksum, std::memory_order_release);
   entry.stamp.store((stamp == 0 ? core.take_stamps(1) : stamp) & ~DiskStamp::kTouched,
                     std::memory_order_release);
   HPKV_POINT("disk_publish.before_state");
   // Release, and the last of the entry. It fails only when forget_all() took the entry away.
-  static_cast<void>(entry.word.compare_exchange_strong(
-      writing, DiskWord::make(DiskState::ready, 0, ref.entry_generation),
-      std::memory_order_acq_rel));
+  static_cast<void>(entry.word.compare_exchange_strong(writing, ready, std::memory_order_acq_rel));
   HPKV_POINT("disk_publish.visible");
 }
 

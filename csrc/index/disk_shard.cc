@@ -130,6 +130,8 @@ bool DiskShard::enter(const Key& key, std::uint64_t entry_offset,
   DiskEntry& entry = core_.view.disk_entry(entry_offset);
   const std::uint32_t generation =
       DiskWord::generation(entry.word.load(std::memory_order_relaxed)) + 1;
+  if (HPKV_BUG("disk_counter_before_dirty"))
+    record_.disk_entries.fetch_add(1, std::memory_order_release);
   HPKV_POINT("disk_enter.before_dirty");
   set_dirty(1);
   HPKV_POINT("disk_enter.dirty");

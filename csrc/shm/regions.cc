@@ -153,7 +153,7 @@ bool return_regions(Core& core, std::uint32_t slot) noexcept {
       });
       if (!all) return false;
     }
-    if (RegionWord::owner(now) != slot + 1) continue;
+    if (RegionWord::owner(now) != slot + 1 || HPKV_BUG("regions_of_the_dead_stay")) continue;
     static_cast<void>(word.compare_exchange_strong(
         now, RegionWord::make(after, 0, RegionWord::generation(now) + 1),
         std::memory_order_acq_rel));

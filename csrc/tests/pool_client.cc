@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
+#include "disk/catalog.h"
 #include "shm/format.h"
 #include "shm/transfer.h"
 #include "tests/points.h"
@@ -207,6 +208,86 @@ class Client {
     return out.str();
   }
 
+  // attach REGIONS: the pool's store, without files.
+  std::string attach(const Words& w) {
+    catalog_ = std::make_unique<disk::Catalog>(pool_);
+    catalog_->attach({}, static_cast<std::uint32_t>(std::stoul(w.at(1))), 1 << 20);
+    return "attached";
+  }
+
+  static std::uint32_t mark_of(const Key& key) { return static_cast<std::uint32_t>(key.words[0]); }
+
+  bool begin(std::uint32_t region, std::uint32_t capacity) {
+    using enum disk::RegionState;
+    const disk::RegionInfo info = catalog_->region(region);
+    if (!catalog_->claim(region, info.state, dropping)) return false;
+    if (catalog_->begin_region(region, info.file_generation + 1, 4096, capacity))
+      return catalog_->claim(region, dropping, open);
+    static_cast<void>(catalog_->settle(region, dropping, sealed));
+    return false;
+  }
+
+  // region NUMBER CAPACITY: begins it anew, ours and open.
+  std::string region(const Words& w) {
+    return begin(static_cast<std::uint32_t>(std::stoul(w.at(1))),
+                 static_cast<std::uint32_t>(std::stoul(w.at(2))))
+               ? "open"
+               : "refused";
+  }
+
+  ReserveStatus demote(std::uint32_t region, const Key& key, bool finish) {
+    disk::DiskRef ref;
+    const ReserveStatus status =
+        catalog_->reserve(region, catalog_->region(region).used, indices_[0], key, ref);
+    if (status == ReserveStatus::ok && finish) catalog_->publish(ref, mark_of(key));
+    return status;
+  }
+
+  // demote REGION KEY...: one status each; write REGION KEY: leaves it in writing.
+  std::string demote_blocks(const Words& w) {
+    std::string out;
+    for (std::size_t i = 2; i < w.size(); ++i) {
+      const auto region = static_cast<std::uint32_t>(std::stoul(w[1]));
+      const ReserveStatus status = demote(region, key_of(w[i]), w[0] == "demote");
+      out += (i > 2 ? " " : "") + std::string(kStatusNames[static_cast<std::size_t>(status)]);
+    }
+    return out;
+  }
+
+  std::string seal(const Words& w) {
+    using enum disk::RegionState;
+    const auto region = static_cast<std::uint32_t>(std::stoul(w.at(1)));
+    const bool done =
+        catalog_->claim(region, open, sealing) && catalog_->settle(region, sealing, sealed);
+    return done ? "sealed" : "refused";
+  }
+
+  // hit, miss, or WRONG: another block's entry.
+  std::string find_on_disk(const Key& key) {
+    disk::DiskRef ref;
+    if (!catalog_->find(key, ref)) return "miss";
+    return ref.key == key && ref.checksum == mark_of(key) ? "hit" : "WRONG";
+  }
+
+  std::string find_blocks(const Words& w) {
+    std::string out;
+    for (std::size_t i = 1; i < w.size(); ++i)
+      out += (i > 1 ? " " : "") + find_on_disk(key_of(w[i]));
+    return out;
+  }
+
+  // regions: one state each, 0 to 6 as in RegionState, with a star when somebody owns it.
+  std::string regions(const Words&) {
+    std::string out;
+    for (std::uint32_t i = 0; i < catalog_->region_count(); ++i) {
+      const disk::RegionInfo info = catalog_->region(i);
+      out += std::to_string(static_cast<int>(info.state)) + (info.owned ? "* " : " ");
+    }
+    return out;
+  }
+
+  void disk_step(std::mt19937_64& random, const Key& key);
+
   std::string hits(const Words&) {
     std::string out;
     for (const auto& [name, count] : points::hit_counts())
@@ -217,11 +298,43 @@ class Client {
   std::string workload(const Words& w);
   void step(std::mt19937_64& random, const std::vector<Key>& keys, std::uint64_t number_of_step);
 
-  std::unique_ptr<Pool> pool_;
+  std::shared_ptr<Pool> pool_;
+  std::unique_ptr<disk::Catalog> catalog_;
   std::vector<BlockRef> pinned_;
   std::vector<std::pair<Key, BlockRef>> reserved_;
   std::array<std::uint32_t, 2> indices_{};
 };
+
+// One random operation on the disk index. Region 0 is left alone.
+void Client::disk_step(std::mt19937_64& random, const Key& key) {
+  using enum disk::RegionState;
+  const auto region = static_cast<std::uint32_t>(1 + random() % (catalog_->region_count() - 1));
+  const disk::RegionInfo info = catalog_->region(region);
+  disk::DiskRef ref;
+  if (random() % 8 == 0) {
+    if (find_on_disk(key) == "WRONG") throw Error(ErrorKind::system, "WRONG disk entry");
+    if (!catalog_->find(key, ref)) return;
+    catalog_->touch(std::span(&ref, 1));
+    if (random() % 4 == 0) catalog_->forget(ref);
+    return;
+  }
+  if (info.owned && !info.ours) return;
+  if (info.state == open && !info.owned) {
+    static_cast<void>(catalog_->claim(region, open, open));
+  } else if (info.state == open && info.used == info.capacity) {
+    static_cast<void>(catalog_->claim(region, open, sealing));
+    static_cast<void>(catalog_->settle(region, sealing, sealed));
+  } else if (info.state == open) {
+    if (catalog_->reserve(region, info.used, indices_[0], key, ref) != ReserveStatus::ok) return;
+    if (random() % 8 == 0) {
+      catalog_->abandon(ref);
+    } else {
+      catalog_->publish(ref, mark_of(key));
+    }
+  } else if (random() % 16 == 0) {
+    static_cast<void>(begin(region, static_cast<std::uint32_t>(16 << (random() % 5))));
+  }
+}
 
 // One random operation. Two block sizes share the pool and take turns in being wanted, so segments
 // change class.
@@ -234,6 +347,7 @@ void Client::step(std::mt19937_64& random, const std::vector<Key>& keys,
   const std::uint32_t index = indices_[number % 2];
   const std::uint64_t bytes = pool_->block_bytes(index);
   const auto run = std::span(keys).subspan(number, std::min<std::size_t>(4, keys.size() - number));
+  if (random() % 4 == 0) disk_step(random, key);
   switch (random() % 12) {
     case 0: {
       std::vector<BlockRef> refs(run.size());
@@ -276,6 +390,7 @@ std::string Client::workload(const Words& w) {
   for (Key& key : keys) {
     for (std::uint64_t& word : key.words) word = key_random();
   }
+  if (!catalog_) attach({"attach", "8"});
   for (std::size_t i = 0; i < 2; ++i) {
     NamespaceId id{};
     id[0] = static_cast<std::byte>(200 + i);
@@ -307,6 +422,13 @@ const std::map<std::string, Client::Command>& Client::commands() {
       {"device", &Client::device},
       {"direct_read", &Client::direct_read},  // FILE
       {"workload", &Client::workload},
+      {"attach", &Client::attach},         // REGIONS
+      {"region", &Client::region},         // REGION CAPACITY
+      {"demote", &Client::demote_blocks},  // REGION KEY... -> status each
+      {"write", &Client::demote_blocks},   // the same, left in writing
+      {"seal", &Client::seal},             // REGION
+      {"find", &Client::find_blocks},      // KEY... -> hit|miss|WRONG each
+      {"regions", &Client::regions},
       {"check", &Client::check},
       {"stats", &Client::stats},
       {"hits", &Client::hits},

@@ -24,27 +24,34 @@ pytestmark = pytest.mark.slow
 WORKLOAD_STEPS = 9000
 # Reached only with more index memory than a pool of this size can ask for; a C++ test covers it.
 NOT_REACHED = {"index_memory.segment"}
+# Reached once in a pool's life: by the survivor, before the victim comes. A test of its own.
+ATTACH = ("attach_store.before_offset", "attach_store.attached")
 RECOVERY = (
     "lock.before_takeover",
     "lock.taken_over",
     "notice.before_state",
     "notice.epoch",
+    "disk_rebuild.before_count",
+    "disk_rebuild.done",
     "rebuild.before_count",
     "rebuild.done",
     "reap.locks",
     "reap.segment",
     "reap.pin",
     "reap.claimed",
+    "reap.disk_entry",
+    "reap.region",
     "reap.blocks",
     "reap.before_free",
     "reap.freed",
 )
-AT_WORK = [name for name in point_names() if name not in RECOVERY and name not in NOT_REACHED]
+AT_WORK = [name for name in point_names() if name not in {*RECOVERY, *NOT_REACHED, *ATTACH}]
 KEPT = [key(n) for n in range(40)]
+KEPT_ON_DISK = [key(n) for n in range(20, 60)]
 
 
 def test_every_recovery_point_is_a_point() -> None:
-    assert set(RECOVERY) | NOT_REACHED <= set(point_names())
+    assert {*RECOVERY, *NOT_REACHED, *ATTACH} <= set(point_names())
 
 
 def store_kept(client: Client) -> int:
@@ -52,7 +59,20 @@ def store_kept(client: Client) -> int:
     for k in KEPT:
         assert client.ask(f"put {index} {k}") == "stored"
     assert client.ask("pin " + " ".join(KEPT)) == str(len(KEPT))
+    store_kept_on_disk(client)
     return index
+
+
+def store_kept_on_disk(client: Client) -> None:
+    """Entries in region 0, which no workload touches."""
+    assert client.ask("attach 8") == "attached"
+    assert client.ask("region 0 100") == "open"
+    assert set(client.ask("demote 0 " + " ".join(KEPT_ON_DISK)).split()) == {"ok"}
+    assert client.ask("seal 0") == "sealed"
+
+
+def require_all_on_disk(client: Client, when: str) -> None:
+    assert set(client.ask("find " + " ".join(KEPT_ON_DISK)).split()) == {"hit"}, when
 
 
 def require_serving(client: Client, when: str) -> None:
@@ -63,6 +83,7 @@ def require_serving(client: Client, when: str) -> None:
     assert (stats["poisoned"], stats["writing"], stats["quarantined"]) == (0, 0, 0), (when, stats)
     assert stats["pinned"] == len(KEPT), (when, stats)
     assert stats["clients"] == 1, (when, stats)
+    require_all_on_disk(client, when)
 
 
 @pytest.mark.parametrize("hit", [1, 30], ids=["first", "later"])
@@ -85,6 +106,7 @@ def test_killed_at_work_leaves_a_sound_pool(folder: Path, point: str, hit: int) 
         require_sound(survivor, f"killed at {point}")
         hits = require_all_readable(survivor, index, KEPT, f"killed at {point}")
         assert hits == len(KEPT)
+        require_all_on_disk(survivor, f"killed at {point}")
         bury(survivor)
         require_serving(survivor, f"after burying the client killed at {point}")
         assert require_all_readable(survivor, index, KEPT, "at the end") == len(KEPT)
@@ -101,6 +123,9 @@ def test_killed_while_burying_the_dead_leaves_a_sound_pool(folder: Path, point: 
             holder.open()
             die_reserving_memory(reserving)
             die_holding_a_dirty_shard(holder, index)
+        with Client(folder) as demoter:
+            demoter.open()
+            die_in_the_disk_index(demoter)
         undertaker.ask(f"arm {point} 1 kill")
         with pytest.raises(Died, match=r"maintain|end of output"):
             for _ in range(4):
@@ -126,6 +151,49 @@ def die_holding_a_dirty_shard(client: Client, index: int) -> None:
     client.ask("arm enter.writing 1 kill")
     client.send(f"put {index} {key(1002)}")
     client.wait_death()
+
+
+def die_in_the_disk_index(client: Client) -> None:
+    client.ask("attach 8")
+    assert client.ask("region 1 100") == "open"
+    assert client.ask(f"write 1 {key(2000)}") == "ok"
+    client.ask("arm disk_enter.writing 1 kill")
+    client.send(f"demote 1 {key(2001)}")
+    client.wait_death()
+
+
+@pytest.mark.parametrize("point", ATTACH)
+def test_killed_while_attaching_the_first_store_leaves_one_that_can_be_attached(
+    folder: Path, point: str
+) -> None:
+    with Client(folder) as survivor, Client(folder) as victim:
+        survivor.open()
+        victim.open()
+        victim.ask(f"arm {point} 1 kill")
+        victim.send("attach 8")
+        victim.wait_death()
+        bury(survivor)
+        store_kept_on_disk(survivor)
+        require_all_on_disk(survivor, f"killed at {point}")
+        require_sound(survivor, f"killed at {point}")
+
+
+def test_a_dead_clients_regions_become_nobodys_and_keep_their_blocks(folder: Path) -> None:
+    with Client(folder) as survivor, Client(folder) as victim:
+        survivor.open()
+        victim.open()
+        store_kept_on_disk(victim)
+        assert victim.ask("region 1 100") == "open"
+        assert victim.ask(f"demote 1 {key(1)}") == "ok"
+        assert victim.ask(f"write 1 {key(2)}") == "ok"
+        victim.kill()
+        survivor.ask("attach 8")
+        assert survivor.ask("regions").split()[1] == "3*"
+        bury(survivor)
+        assert survivor.ask("regions").split() == ["5", "3", *["0"] * 6]
+        assert survivor.ask(f"find {key(1)} {key(2)}") == "hit miss"
+        require_all_on_disk(survivor, "after its writer died")
+        require_sound(survivor, "after its writer died")
 
 
 def test_a_published_block_survives_the_death_of_every_client(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rig proves itself: each of five seeded bugs must make it fail, and the sound build must not.
+"""The rig proves itself: each of its seeded bugs must make it fail, and the sound build must not.
 
 Each scenario is run twice, with the bug switched on in every client and without.
 """
@@ -51,6 +51,45 @@ def touch_before_publish(folder: Path, bug: str | None) -> None:
 
 def counter_before_state(folder: Path, bug: str | None) -> None:
     killed_at(folder, "enter.before_dirty", bug)
+
+
+def demote_killed_at(folder: Path, point: str, bug: str | None) -> None:
+    """One client dies at `point` of a demotion; the other must find a sound index at once."""
+    survivor, victim = clients(folder, 2, bug)
+    with survivor, victim:
+        survivor.open(quarantine_ms=QUARANTINE_MS)
+        victim.open()
+        for client in (survivor, victim):
+            client.ask("ns 1 8192")
+            client.ask("attach 8")
+        assert victim.ask("region 1 50") == "open"
+        victim.ask(f"arm {point} 1 kill")
+        victim.send(f"demote 1 {key(0)}")
+        victim.wait_death()
+        survivor.ask("maintain")
+        assert survivor.ask(f"find {key(0)}") != "WRONG", "wrong bytes were promised"
+        require_sound(survivor, "after the death")
+
+
+def disk_ready_before_checksum(folder: Path, bug: str | None) -> None:
+    demote_killed_at(folder, "disk_publish.before_checksum", bug)
+
+
+def disk_counter_before_dirty(folder: Path, bug: str | None) -> None:
+    demote_killed_at(folder, "disk_enter.before_dirty", bug)
+
+
+def regions_of_the_dead_stay(folder: Path, bug: str | None) -> None:
+    survivor, victim = clients(folder, 2, bug)
+    with survivor, victim:
+        survivor.open()
+        victim.open()
+        survivor.ask("attach 8")
+        victim.ask("attach 8")
+        assert victim.ask("region 1 50") == "open"
+        victim.kill()
+        bury(survivor)
+        require_sound(survivor, "after its owner was buried")
 
 
 def reclaim_at_once(folder: Path, bug: str | None) -> None:
@@ -111,6 +150,9 @@ SCENARIOS: list[Callable[[Path, str | None], None]] = [
     lock_without_generation,
     counter_before_state,
     touch_before_publish,
+    disk_ready_before_checksum,
+    disk_counter_before_dirty,
+    regions_of_the_dead_stay,
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rig import Client, key, require_all_readable, require_sound
-from test_pool_kill import AT_WORK, KEPT, store_kept
+from test_pool_kill import AT_WORK, KEPT, KEPT_ON_DISK, store_kept
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,8 @@ def test_stopped_at_work_leaves_the_others_serving(folder: Path, point: str) -> 
         hits = require_all_readable(survivor, index, KEPT, f"stopped at {point}")
         in_one_shard = max(sum(int(k[:2], 16) % 128 == shard for k in KEPT) for shard in range(128))
         assert hits >= len(KEPT) - in_one_shard, f"stopped at {point}"
+        found = survivor.ask("find " + " ".join(KEPT_ON_DISK)).split()
+        assert set(found) == {"hit"}, f"stopped at {point}"
         for n in range(200, 260):
             assert survivor.ask(f"put {index} {key(n)}") in ("stored", "busy", "full")
         survivor.ask("maintain")
