@@ -34,7 +34,10 @@ struct RegionStoreOptions {
   std::optional<std::uint64_t> storage_bytes;
   // Largest block that a new store must be able to hold; a region has room for two of them.
   std::uint64_t block_bytes_hint = 0;
-  bool create = true;                             // false: Error{missing} when there is no store
+  bool create = true;  // false: Error{missing} when there is no store
+  // How long to wait for the processes of another pool to let go (they may just be dying) before
+  // they count as live.
+  std::int64_t takeover_wait_ns = 5 * kSecond;
   std::function<std::int64_t()> clock = &now_ns;  // monotonic, for the age of what is not synced
 };
 

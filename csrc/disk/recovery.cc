@@ -1,0 +1,165 @@
+#include "disk/recovery.h"
+
+#include <cerrno>
+
+#include "base/points.h"
+#include "disk/aligned.h"
+
+namespace hpkv::disk {
+namespace {
+
+constexpr std::int64_t kRestNs = 30 * kSecond;  // after the disk failed, or the index had no memory
+constexpr int kBeginTries = 5;
+constexpr std::uint64_t kScanBytes = std::uint64_t{1} << 20U;
+
+// Whether this page says that it heads record `number` of the region's present contents.
+bool heads(const RecordHeader& page, const RegionHeader& region, std::uint32_t number) noexcept {
+  const bool generation = page.generation == region.generation || HPKV_BUG("no_record_generation");
+  return page.magic == kRecordMagic && page.version == kStoreVersion &&
+         page.store == region.store && page.region == region.region && generation &&
+         page.number == number && round_up_page(page.payload_bytes) == region.stride &&
+         page_holds(page);
+}
+
+}  // namespace
+
+Recovery::Recovery(Context& context)
+    : context_(context), try_again_ns_(context.region_count(), 0) {}
+
+bool Recovery::recover_one() {
+  const std::uint32_t count = context_.region_count();
+  const std::uint32_t begin = next_.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t region = (begin + i) % count;
+    const RegionInfo info = context_.catalog->region(region);
+    if (info.state != RegionState::unknown || info.owned || resting(region)) continue;
+    if (!context_.catalog->claim(region, RegionState::unknown, RegionState::recovering)) continue;
+    next_.store((region + 1) % count, std::memory_order_relaxed);
+    const RegionState state = recover(region);
+    if (state == RegionState::unknown) {
+      const std::lock_guard guard(mutex_);
+      try_again_ns_[region] = context_.clock() + kRestNs;
+    }
+    static_cast<void>(context_.catalog->settle(region, RegionState::recovering, state));
+    return true;
+  }
+  return false;
+}
+
+void Recovery::forget_namespaces() {
+  const std::lock_guard guard(mutex_);
+  namespaces_.clear();
+}
+
+bool Recovery::resting(std::uint32_t region) {
+  const std::lock_guard guard(mutex_);
+  return try_again_ns_[region] != 0 && context_.clock() < try_again_ns_[region];
+}
+
+RegionState Recovery::recover(std::uint32_t region) {
+  int code = 0;
+  const auto header = context_.files.header(region, code);
+  if (code == -ENOENT) return RegionState::free;
+  if (code < 0) {
+    context_.tally.failed(context_.tally.read_errors, "recover", region, code);
+    // What is not a file of ours to open is no region either; its number stays unused.
+    return RegionState::unknown;
+  }
+  if (!header) return RegionState::free;
+  bool begun = false;
+  for (int i = 0; i < kBeginTries && !begun; ++i) {
+    begun = context_.catalog->begin_region(region, header->generation, header->stride,
+                                           header->capacity);
+  }
+  if (!begun) return RegionState::unknown;
+  std::uint64_t entered = 0;
+  const auto summary = read_summary(context_, *header, code);
+  if (summary) {
+    for (const SummaryRow& row : summary->rows) {
+      const Found found{Key::from_bytes(row.key),
+                        summary->namespaces[row.name_space],
+                        row.number,
+                        row.payload_checksum,
+                        row.payload_bytes,
+                        true};
+      if (round_up_page(row.payload_bytes) == header->stride && enter(region, found)) ++entered;
+    }
+    context_.catalog->set_sequence(region, summary->sequence);
+  } else if (code == 0) {
+    code = scan(*header, entered);
+  }
+  context_.tally.recovered_blocks.fetch_add(entered, std::memory_order_relaxed);
+  if (code < 0) context_.tally.failed(context_.tally.read_errors, "recover", region, code);
+  if (entered == 0) return code < 0 ? RegionState::unknown : RegionState::free;
+  return summary ? RegionState::sealed : RegionState::open;
+}
+
+// Every place is looked at: what was not synced may be missing in the middle. Small records are
+// read whole, many at a time; of large ones only the headers.
+int Recovery::scan(const RegionHeader& header, std::uint64_t& entered) {
+  int code = 0;
+  const RegionFiles::Handle file = context_.files.open(header.region, code);
+  if (!file) return code;
+  const std::uint64_t each = record_bytes(header.stride);
+  const bool small = each <= 4 * kPage;
+  const auto batch = static_cast<std::uint32_t>(small ? kScanBytes / each : 1);
+  const AlignedBytes buffer(small ? batch * each : kPage);
+  for (std::uint32_t number = 0; number < header.capacity; number += batch) {
+    const iovec part{buffer.data(), buffer.size()};
+    const std::int64_t bytes = context_.files.files().read(file->get(), std::span(&part, 1),
+                                                           record_offset(header.stride, number));
+    if (bytes < 0) return static_cast<int>(bytes);
+    for (std::uint32_t i = 0; i < batch && number + i < header.capacity; ++i) {
+      if (static_cast<std::int64_t>(i * each + kPage) > bytes) return 0;  // the file ends here
+      const auto& page = *reinterpret_cast<const RecordHeader*>(buffer.data() + i * each);
+      if (!heads(page, header, number + i)) continue;
+      const Found found{Key::from_bytes(page.key), page.name_space,    page.number,
+                        page.payload_checksum,     page.payload_bytes, false};
+      if (enter(header.region, found)) ++entered;
+    }
+  }
+  return 0;
+}
+
+bool Recovery::enter(std::uint32_t region, const Found& found) {
+  const auto index = namespace_index(found.name_space, found.payload_bytes);
+  if (!index) return false;
+  Catalog& catalog = *context_.catalog;
+  DiskRef ref;
+  ReserveStatus status = catalog.reserve(region, found.number, *index, found.key, ref);
+  if (status == ReserveStatus::present && found.synced) {
+    DiskRef other;
+    if (catalog.find(found.key, other) &&
+        catalog.region(other.region).state != RegionState::sealed) {
+      catalog.forget(other);
+      status = catalog.reserve(region, found.number, *index, found.key, ref);
+    }
+  }
+  if (status != ReserveStatus::ok) return false;
+  catalog.publish(ref, found.checksum);
+  return true;
+}
+
+std::optional<std::uint32_t> Recovery::namespace_index(const NamespaceId& id,
+                                                       std::uint64_t block_bytes) {
+  const std::lock_guard guard(mutex_);
+  auto known = namespaces_.find(id);
+  if (known == namespaces_.end()) {
+    std::optional<std::uint32_t> index;
+    if (const auto info = context_.directory.namespaces().load(id)) {
+      try {
+        index = context_.pool->add_namespace(id, std::as_bytes(std::span(info->descriptor)),
+                                             info->block_bytes);
+      } catch (const Error&) {
+        // The pool has no room for it, or takes no blocks of this size: they are not found.
+      }
+    }
+    known = namespaces_.emplace(id, index).first;
+  }
+  if (!known->second || context_.pool->block_bytes(*known->second) != block_bytes) {
+    return std::nullopt;
+  }
+  return known->second;
+}
+
+}  // namespace hpkv::disk

@@ -1,0 +1,110 @@
+// Stores in fresh folders: a pool, its catalog and a region store, and blocks that are moved from
+// the one to the other and back.
+#pragma once
+
+#include <vector>
+
+#include "base/crc32c.h"
+#include "disk/aligned.h"
+#include "disk/format.h"
+#include "disk/region_store.h"
+#include "tests/faulty_files.h"
+#include "tests/pool_rig.h"
+
+namespace hpkv::test {
+
+inline constexpr std::uint64_t kStoreBlock = 20'000;  // five pages, the last one partly filled
+inline constexpr std::uint64_t kStoreBytes = 4 * kMiB;
+
+struct StorePlace {
+  std::string directory;
+  std::shared_ptr<disk::Files> files = disk::system_files();
+  std::optional<std::uint64_t> bytes = kStoreBytes;
+  std::uint64_t block_bytes = kStoreBlock;
+  std::function<std::int64_t()> clock = &now_ns;
+};
+
+// One process's side of a store.
+struct StoreSide {
+  StoreSide(const PoolOptions& pool_options, const StorePlace& place, int name = 1)
+      : block_bytes(place.block_bytes),
+        pool(Pool::open(pool_options)),
+        catalog(std::make_shared<disk::Catalog>(pool)) {
+    disk::RegionStoreOptions options;
+    options.directory = place.directory;
+    options.storage_bytes = place.bytes;
+    options.block_bytes_hint = place.block_bytes;
+    options.takeover_wait_ns = 0;
+    options.clock = place.clock;
+    store = disk::RegionStore::open(pool, catalog, options, place.files);
+    index = pool->add_namespace(identity(name), {}, place.block_bytes);
+  }
+
+  // Puts the blocks into the pool and from there into the store.
+  disk::AppendResult append(std::span<const Key> keys) {
+    std::vector<BlockRef> refs(keys.size());
+    for (const Key& key : keys) {
+      const PutStatus status = put_one(*pool, index, key);
+      CHECK(status == PutStatus::stored || status == PutStatus::present);
+    }
+    CHECK(pool->pin(keys, refs) == keys.size());
+    const disk::AppendResult result = store->append(index, refs, keys);
+    pool->unpin(refs);
+    return result;
+  }
+  disk::AppendResult append_one(const Key& key) { return append(std::span(&key, 1)); }
+
+  [[nodiscard]] bool on_disk(const Key& key) const {
+    disk::DiskRef ref;
+    return catalog->find(key, ref);
+  }
+  // Reads what the index has of these keys, in this order, and compares every byte of the good
+  // ones.
+  std::vector<disk::ReadOutcome> read(std::span<const Key> keys) {
+    std::vector<disk::DiskRef> refs(keys.size());
+    const std::uint64_t stride = disk::round_up_page(block_bytes);
+    for (std::size_t i = 0; i < keys.size(); ++i) CHECK(catalog->find(keys[i], refs[i]));
+    const disk::AlignedBytes buffer(std::max<std::uint64_t>(keys.size() * stride, 4096));
+    std::vector<std::byte*> targets(keys.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) targets[i] = buffer.data() + i * stride;
+    std::vector<disk::ReadOutcome> outcomes(keys.size());
+    store->read(refs, targets, outcomes);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (outcomes[i] != disk::ReadOutcome::ok) continue;
+      const auto expected = payload_of(keys[i], block_bytes);
+      CHECK(std::equal(expected.begin(), expected.end(), targets[i]));
+    }
+    return outcomes;
+  }
+  // On disk with the right bytes. A block that is not in the index, or turns out bad, is a miss.
+  bool serves(const Key& key) {
+    return on_disk(key) && read(std::span(&key, 1))[0] == disk::ReadOutcome::ok;
+  }
+  std::size_t count_served(std::span<const Key> keys) {
+    std::size_t count = 0;
+    for (const Key& key : keys) count += serves(key) ? 1 : 0;
+    return count;
+  }
+  void recover_all() {
+    while (store->recover_one()) {
+    }
+  }
+  [[nodiscard]] std::uint32_t regions_in(disk::RegionState state) const {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < catalog->region_count(); ++i) {
+      count += catalog->region(i).state == state ? 1 : 0;
+    }
+    return count;
+  }
+  [[nodiscard]] std::uint32_t records_per_region() const {
+    return disk::region_capacity(store->info().region_bytes, disk::round_up_page(block_bytes));
+  }
+
+  std::uint64_t block_bytes;
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<disk::Catalog> catalog;
+  std::shared_ptr<disk::RegionStore> store;
+  std::uint32_t index = 0;
+};
+
+}  // namespace hpkv::test
