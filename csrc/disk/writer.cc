@@ -48,22 +48,24 @@ void Writer::append_batch(Batch batch, AppendResult& result) {
       return;
     }
     batch.items = batch.items.subspan(done);
-    if (open->next >= open->capacity) {
-      seal(stride);
-    } else if (!open->made_room && open->next >= open->capacity / 2) {
+    if (!open->made_room && open->next >= open->capacity / 2) {
       // What is carried over goes into the second half of this region.
       open->made_room = true;
       if (!room_is_left()) make_room_locked(stride);
     }
+    if (open->next >= open->capacity) seal(stride);
   }
 }
 
 // Writes as many of the first items as one transfer takes; how many are dealt with. 0 when none
 // could be, or the write failed.
 std::size_t Writer::write_some(OpenRegion& open, const Batch& batch, AppendResult& result) {
+  // Not past the middle, where room is made.
+  const std::uint32_t half = open.capacity / 2;
+  const std::uint32_t end = open.next < half ? half : open.capacity;
   const std::size_t most = std::min<std::size_t>(
       {kTransferRecords, std::max<std::size_t>(kTransferBytes / record_bytes(open.stride), 1),
-       open.capacity - open.next});
+       end - open.next});
   const AlignedBytes pages(std::min(most, batch.items.size()) * kPage);
   std::vector<DiskRef> refs;
   std::vector<WritePart> parts;

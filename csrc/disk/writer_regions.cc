@@ -168,7 +168,7 @@ bool Writer::make_room_locked(std::uint64_t stride) {
   if (open != open_.end() && context_.catalog->region(*region).stride == stride) {
     std::vector<DiskRef> refs = evictor_.worth_carrying(*region);
     const std::size_t room = open->second.capacity - open->second.next;
-    if (refs.size() >= room) refs.resize(room - 1);
+    if (refs.size() > room) refs.resize(room);
     carry(refs);
     // What was synced in the old place stays so: the old place is written over only after this.
     if (!refs.empty()) static_cast<void>(sync_one(open->second));
