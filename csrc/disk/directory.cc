@@ -31,6 +31,12 @@ std::uint64_t unix_time_ns() noexcept {
          static_cast<std::uint64_t>(t.tv_nsec);
 }
 
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
 // The number in "00012.hpkv"; nullopt for any other name.
 std::optional<std::uint64_t> region_number(const std::string& name) {
   const std::size_t dot = name.find(".hpkv");
@@ -71,7 +77,14 @@ void StoreDirectory::require_directory(const std::string& path, bool create) {
   int code = files_->status_of(path, status);
   if (code == -ENOENT && create) {
     const int made = files_->make_directory(path);
+    if (made == -ENOENT) {
+      refuse(ErrorKind::missing, path, "the directory that it should be made in does not exist",
+             "make that one, or choose another (--hpkv-storage-path)");
+    }
     if (made < 0 && made != -EEXIST) throw_system("create directory", path, -made);
+    // Else a power loss could take the directory and leave nothing of what was synced in it. Of a
+    // parent that may not be opened, the creator has to take care.
+    static_cast<void>(files_->sync_directory(parent_of(path)));
     code = files_->status_of(path, status);
   }
   if (code == -ENOENT) {

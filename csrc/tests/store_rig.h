@@ -2,6 +2,10 @@
 // the one to the other and back.
 #pragma once
 
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -23,6 +27,28 @@ struct StorePlace {
   std::uint64_t block_bytes = kStoreBlock;
   std::function<std::int64_t()> clock = &now_ns;
 };
+
+// The store of a folder, beside its pool.
+inline StorePlace place_in(const Folder& folder) { return {.directory = folder.path() + "/store"}; }
+
+inline PoolOptions other_pool(const Folder& folder, const std::string& name) {
+  PoolOptions options = folder.options();
+  options.directory = folder.path() + "/" + name;
+  return options;
+}
+
+// What a directory takes, holes counted as if they were filled.
+inline std::uint64_t bytes_in(const std::string& directory) {
+  std::uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    struct stat status{};
+    if (::lstat(entry.path().c_str(), &status) == 0) {
+      bytes += std::max<std::uint64_t>(static_cast<std::uint64_t>(status.st_blocks) * 512,
+                                       static_cast<std::uint64_t>(status.st_size));
+    }
+  }
+  return bytes;
+}
 
 // One process's side of a store.
 struct StoreSide {
@@ -106,5 +132,21 @@ struct StoreSide {
   std::shared_ptr<disk::RegionStore> store;
   std::uint32_t index = 0;
 };
+
+// Writes over bytes of a file, behind the store's back.
+inline void overwrite(const std::string& path, std::uint64_t offset, std::span<const char> bytes) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(static_cast<std::streamoff>(offset));
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  CHECK(file.good());
+}
+// Turns one byte of a file into another.
+inline void flip(const std::string& path, std::uint64_t offset) {
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(offset));
+  const char byte = static_cast<char>(~file.get());
+  CHECK(file.good());
+  overwrite(path, offset, std::span(&byte, 1));
+}
 
 }  // namespace hpkv::test

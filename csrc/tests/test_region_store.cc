@@ -1,9 +1,6 @@
 // The store's files in one process: what is written is read back, found again by another pool, and
 // given up in time. Damage and refusals are in test_store_damage.cc, power loss in
 // test_store_power_loss.cc.
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <fstream>
 #include <random>
@@ -15,26 +12,6 @@ namespace hpkv::test {
 
 using disk::ReadOutcome;
 using disk::RegionState;
-
-StorePlace place_in(const Folder& folder) { return {.directory = folder.path() + "/store"}; }
-
-PoolOptions other_pool(const Folder& folder, const std::string& name) {
-  PoolOptions options = folder.options();
-  options.directory = folder.path() + "/" + name;
-  return options;
-}
-
-std::uint64_t bytes_in(const std::string& directory) {
-  std::uint64_t bytes = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
-    struct stat status{};
-    if (::lstat(entry.path().c_str(), &status) == 0) {
-      bytes += std::max<std::uint64_t>(static_cast<std::uint64_t>(status.st_blocks) * 512,
-                                       static_cast<std::uint64_t>(status.st_size));
-    }
-  }
-  return bytes;
-}
 
 TEST(a_written_block_is_read_back_and_a_second_write_of_it_is_none) {
   const Folder folder;
@@ -142,11 +119,8 @@ TEST(without_its_summaries_a_store_is_found_by_the_headers_of_its_records) {
     const std::uint64_t region_bytes = side.store->info().region_bytes;
     for (const auto& entry :
          std::filesystem::directory_iterator(place_in(folder).directory + "/regions")) {
-      std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
-      file.seekp(static_cast<std::streamoff>(disk::summary_offset(region_bytes, each)));
       const std::vector<char> zeroes(disk::summary_bytes(each));
-      file.write(zeroes.data(), static_cast<std::streamsize>(zeroes.size()));
-      CHECK(file.good());
+      overwrite(entry.path(), disk::summary_offset(region_bytes, each), zeroes);
     }
   }
   expect_after_reboot(folder, keys, "second");
@@ -340,13 +314,7 @@ TEST(verify_reads_every_block_and_drops_bad_ones_only_when_asked) {
   const auto keys = random_keys(9);
   CHECK(side.append(keys).written == keys.size());
   const std::string path = place_in(folder).directory + "/regions/00000.hpkv";
-  {
-    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-    file.seekp(static_cast<std::streamoff>(disk::record_offset(20'480, 1) + 4096 + 777));
-    const char flipped = static_cast<char>(~std::to_integer<int>(payload_of(keys[1], 1000)[777]));
-    file.write(&flipped, 1);
-    CHECK(file.good());
-  }
+  flip(path, disk::record_offset(20'480, 1) + 4096 + 777);
   const auto looked = side.store->verify({}, false);
   CHECK(looked.complete && looked.blocks == 9 && looked.bad == 1 && looked.stale == 0);
   CHECK(looked.bytes == 9 * kStoreBlock && looked.total_blocks == 9);
