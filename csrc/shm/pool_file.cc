@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "shm/limits.h"
+#include "shm/placement.h"
 #include "shm/superblock.h"
 
 namespace hpkv::shm {
@@ -252,6 +253,7 @@ Mapping::Mapping(int fd, std::uint64_t bytes, const std::string& path) : bytes_(
   ::madvise(base_, bytes_, MADV_DONTFORK);
   ::madvise(base_, bytes_, MADV_DONTDUMP);
   ::madvise(base_, bytes_, MADV_HUGEPAGE);  // advice: refused where shared memory has no huge pages
+  static_cast<void>(interleave(base_, bytes_, memory_nodes(kMemoryNodesFile)));
 }
 
 Mapping::~Mapping() {

@@ -11,6 +11,7 @@ list(APPEND HPKV_SHM
   shm/maintenance.cc
   shm/make_room.cc
   shm/namespaces.cc
+  shm/placement.cc
   shm/pool.cc
   shm/pool_blocks.cc
   shm/pool_file.cc
