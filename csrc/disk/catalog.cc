@@ -113,6 +113,10 @@ std::uint32_t Catalog::region_count() const noexcept {
   return pool_->impl_->core.detached() ? 0 : pool_->impl_->core.view.regions();
 }
 
+std::uint64_t Catalog::region_bytes() const noexcept {
+  return region_count() == 0 ? 0 : pool_->impl_->core.super().region_bytes.load();
+}
+
 RegionInfo Catalog::region(std::uint32_t region) const noexcept {
   RegionInfo info;
   info.region = region;

@@ -54,6 +54,13 @@ struct RegionInfo {
   std::uint32_t live = 0;      // entries; a guess that may be too high after a death
 };
 
+// Which blocks a survey offers.
+struct SurveyLimits {
+  std::size_t blocks = 0;                        // the coldest so many
+  std::uint32_t min_uses = 0;                    // not those used less often since they were stored
+  std::uint64_t stride_max = ~std::uint64_t{0};  // nor larger ones
+};
+
 // What the demoter goes by. All in bytes of places (strides).
 struct Survey {
   struct Block {
@@ -89,6 +96,7 @@ class Catalog {
   [[nodiscard]] bool forget_all();
 
   [[nodiscard]] std::uint32_t region_count() const noexcept;  // 0 before attach
+  [[nodiscard]] std::uint64_t region_bytes() const noexcept;  // of a region's file; 0 before attach
   [[nodiscard]] RegionInfo region(std::uint32_t region) const noexcept;
 
   // Moves an unowned region from `from` into a state that has an owner (recovering, open, sealing,
@@ -133,9 +141,10 @@ class Catalog {
   // Whether it was touched since it was written.
   [[nodiscard]] bool touched(const DiskRef& ref) const noexcept;
 
-  // One walk over the host pool. `min_uses`: blocks that were used less often since they were
-  // stored are not offered (0: all are).
-  [[nodiscard]] Survey survey(std::size_t block_limit, std::uint32_t min_uses) const;
+  // Changes whenever a block is stored or touched anywhere in the pool.
+  [[nodiscard]] std::uint64_t activity() const noexcept;
+  // One walk over the host pool.
+  [[nodiscard]] Survey survey(const SurveyLimits& limits) const;
   // Takes the ready entries of a namespace out; returns how many.
   std::uint64_t drop_namespace(std::uint32_t namespace_index) noexcept;
   [[nodiscard]] DiskStats stats() const;

@@ -31,8 +31,7 @@ std::uint64_t free_segment_bytes(const View& view) noexcept {
 
 // Adds one block to what the survey knows; offers it as a candidate when it is not on disk.
 void survey_block(const View& view, const shm::Run& run, std::uint64_t number,
-                  std::uint32_t min_uses, std::size_t limit, Survey& survey,
-                  index::LeastRecent& coldest) {
+                  const SurveyLimits& limits, Survey& survey, index::LeastRecent& coldest) {
   const std::uint64_t offset = view.descriptor_offset(run, number);
   const Descriptor& block = view.descriptor(offset);
   const std::uint64_t word = block.word.load(std::memory_order_acquire);
@@ -47,15 +46,21 @@ void survey_block(const View& view, const shm::Run& run, std::uint64_t number,
   index::DiskFound found;
   if (index::find_on_disk(view, candidate.key, found)) {
     survey.clean_bytes += run.geometry.stride;
-  } else if (candidate.stamp != 0 && limit != 0 &&
-             block.uses.load(std::memory_order_relaxed) >= min_uses) {
-    coldest.offer(candidate, limit);
+  } else if (candidate.stamp != 0 && limits.blocks != 0 &&
+             run.geometry.stride <= limits.stride_max &&
+             block.uses.load(std::memory_order_relaxed) >= limits.min_uses) {
+    coldest.offer(candidate, limits.blocks);
   }
 }
 
 }  // namespace
 
-Survey Catalog::survey(std::size_t block_limit, std::uint32_t min_uses) const {
+std::uint64_t Catalog::activity() const noexcept {
+  const shm::Core& core = pool_->impl_->core;
+  return core.detached() ? 0 : core.super().stamp_clock.load(std::memory_order_relaxed);
+}
+
+Survey Catalog::survey(const SurveyLimits& limits) const {
   Survey survey;
   const shm::Core& core = pool_->impl_->core;
   if (core.off()) return survey;
@@ -64,10 +69,10 @@ Survey Catalog::survey(std::size_t block_limit, std::uint32_t min_uses) const {
   index::LeastRecent coldest;
   view.for_each_run([&](const shm::Run& run) {
     for (std::uint64_t i = 0; i < run.geometry.block_count; ++i)
-      survey_block(view, run, i, min_uses, block_limit, survey, coldest);
+      survey_block(view, run, i, limits, survey, coldest);
     return true;
   });
-  coldest.finish(block_limit);
+  coldest.finish(limits.blocks);
   while (!coldest.empty()) {
     const index::Candidate block = coldest.take_coldest();
     const Descriptor& descriptor = view.descriptor(block.descriptor_offset);

@@ -1,16 +1,24 @@
 list(APPEND HPKV_DISK
+  disk/breaker.cc
   disk/catalog.cc
   disk/catalog_survey.cc
   disk/context.cc
+  disk/crew.cc
+  disk/demoter.cc
   disk/directory.cc
   disk/evictor.cc
+  disk/keeper.cc
   disk/namespace_files.cc
+  disk/promote_ticket.cc
+  disk/promoter.cc
+  disk/promotion.cc
   disk/reader.cc
   disk/record_io.cc
   disk/recovery.cc
   disk/region_files.cc
   disk/region_store.cc
   disk/small_file.cc
+  disk/store.cc
   disk/store_lock.cc
   disk/summary.cc
   disk/system_files.cc

@@ -181,6 +181,16 @@ void count_block(const shm::View& view, const Descriptor& block, PoolStats& stat
 
 }  // namespace
 
+std::uint32_t Pool::clients() const noexcept {
+  if (impl_->core.detached()) return 0;
+  std::uint32_t live = 0;
+  for (std::size_t slot = 0; slot < shm::kClientCount; ++slot) {
+    const std::uint64_t word = impl_->core.view.client(slot).word.load(std::memory_order_acquire);
+    if (ClientWord::state(word) == ClientState::live) ++live;
+  }
+  return live;
+}
+
 PoolStats Pool::stats() const {
   require_attached(impl_->core, "ask for statistics");
   const shm::View& view = impl_->core.view;
@@ -189,11 +199,7 @@ PoolStats Pool::stats() const {
   stats.reserved_bytes = impl_->segments.reserved_bytes();
   stats.epoch = epoch();
   stats.poisoned = poisoned();
-  for (std::size_t slot = 0; slot < shm::kClientCount; ++slot) {
-    if (ClientWord::state(view.client(slot).word.load(std::memory_order_acquire)) ==
-        ClientState::live)
-      ++stats.clients;
-  }
+  stats.clients = clients();
   view.for_each_run([&](const shm::Run& run) {
     for (std::uint64_t i = 0; i < run.geometry.block_count; ++i) {
       count_block(view, view.descriptor(view.descriptor_offset(run, i)), stats);

@@ -196,6 +196,8 @@ class Pool {
   std::uint64_t drop_namespace(const NamespaceId& id);
   std::uint64_t clear();
   [[nodiscard]] PoolStats stats() const;
+  // Live clients, this one included. Cheap.
+  [[nodiscard]] std::uint32_t clients() const noexcept;
   // Every violated invariant in words; empty means sound. Correct while others work; takes each
   // lock for a short time.
   [[nodiscard]] std::vector<std::string> check() const;

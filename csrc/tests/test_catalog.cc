@@ -247,7 +247,7 @@ TEST(a_survey_counts_free_and_clean_bytes_and_offers_the_coldest_of_the_rest) {
   const Folder folder;
   Side side(folder.options());
   const auto keys = random_keys(40);
-  disk::Survey survey = side.catalog.survey(10, 0);
+  disk::Survey survey = side.catalog.survey({.blocks = 10});
   CHECK(survey.free_bytes == survey.pool_bytes && survey.clean_bytes == 0);
   CHECK(survey.coldest.empty() && survey.pool_bytes > 12 * kMiB);
   for (const Key& key : keys) CHECK(put_one(*side.pool, side.index, key) == PutStatus::stored);
@@ -255,7 +255,7 @@ TEST(a_survey_counts_free_and_clean_bytes_and_offers_the_coldest_of_the_rest) {
   for (std::uint32_t i = 0; i < 6; ++i) side.store(0, i, keys[i]);
   BlockRef pinned;
   CHECK(side.pool->pin(std::span(&keys[6], 1), std::span(&pinned, 1)) == 1);
-  survey = side.catalog.survey(10, 0);
+  survey = side.catalog.survey({.blocks = 10});
   CHECK(survey.clean_bytes == 6 * kBlock);
   CHECK(survey.coldest.size() == 10);
   for (std::size_t i = 0; i < 10; ++i) CHECK(survey.coldest[i].key == keys[7 + i]);
@@ -267,7 +267,7 @@ TEST(a_survey_counts_free_and_clean_bytes_and_offers_the_coldest_of_the_rest) {
   // Wanted again, by touch or by a second write: used.
   CHECK(side.pool->touch(std::span(&keys[20], 1)) == 1);
   CHECK(put_one(*side.pool, side.index, keys[21]) == PutStatus::present);
-  survey = side.catalog.survey(10, 1);
+  survey = side.catalog.survey({.blocks = 10, .min_uses = 1});
   CHECK(survey.coldest.size() == 2);
   CHECK(survey.coldest[0].key == keys[20] && survey.coldest[1].key == keys[21]);
 }

@@ -1,0 +1,206 @@
+#include "disk/demoter.h"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <vector>
+
+#include "base/clock.h"
+#include "disk/format.h"
+
+namespace hpkv::disk {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{50};
+constexpr std::chrono::seconds kStuck{1};  // pause when blocks are due and none could be written
+constexpr std::size_t kSurveyBlocks = 4096;
+// A walk over a large pool takes long; it may take this part of one core.
+constexpr int kWalkShare = 20;
+
+// Pins what is there, and lets it go again.
+class Pins {
+ public:
+  Pins(Pool& pool, std::span<const Key> keys) : pool_(pool) {
+    for (const Key& key : keys) {
+      BlockRef ref;
+      if (pool_.pin_quietly(std::span(&key, 1), std::span(&ref, 1)) != 1) continue;
+      refs_.push_back(ref);
+      keys_.push_back(key);
+    }
+  }
+  ~Pins() { pool_.unpin(refs_); }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+
+  [[nodiscard]] std::span<const BlockRef> refs() const noexcept { return refs_; }
+  [[nodiscard]] std::span<const Key> keys() const noexcept { return keys_; }
+
+ private:
+  Pool& pool_;
+  std::vector<BlockRef> refs_;
+  std::vector<Key> keys_;
+};
+
+void demote_batch(Tier& tier, std::uint32_t namespace_index, std::span<const Key> keys,
+                  DemoteResult& total) {
+  const Pins pins(*tier.pool, keys);
+  if (pins.keys().empty()) return;
+  const Breaker::Call call(tier.writing);
+  if (const std::int64_t delay = tier.write_delay_ns.load(std::memory_order_relaxed); delay > 0)
+    sleep_ns(delay);
+  const AppendResult result = tier.store->append(namespace_index, pins.refs(), pins.keys());
+  if (result.error != 0) {
+    tier.writing.failed(tier.store->counters().last_error);
+  } else if (result.written > 0) {
+    tier.writing.succeeded();
+  }
+  const std::uint64_t bytes = result.written * tier.pool->block_bytes(namespace_index);
+  tier.pool->count_disk(bytes, 0, result.error != 0 ? 1 : 0);
+  tier.demoted_blocks.fetch_add(result.written, std::memory_order_relaxed);
+  tier.demoted_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  tier.demotions_refused.fetch_add(result.refused, std::memory_order_relaxed);
+  total.written += result.written;
+  total.present += result.present;
+  total.refused += result.refused;
+}
+
+}  // namespace
+
+DemoteResult demote(Tier& tier, std::uint32_t namespace_index, std::span<const Key> keys) {
+  DemoteResult total;
+  const auto info = tier.pool->name_space(namespace_index);
+  if (!info) return total;
+  const std::size_t batch = batch_blocks(round_up_page(info->block_bytes));
+  for (std::size_t start = 0; start < keys.size() && tier.writing.accepts(); start += batch)
+    demote_batch(tier, namespace_index, keys.subspan(start, std::min(batch, keys.size() - start)),
+                 total);
+  return total;
+}
+
+// What the thread works with; shared with it.
+class Demoter::Desk {
+ public:
+  Desk(std::shared_ptr<Tier> tier, std::uint32_t min_uses)
+      : tier_(std::move(tier)), min_uses_(min_uses) {}
+
+  void serve() {
+    std::chrono::nanoseconds pause = kTick;
+    while (sleep(pause)) {
+      pause = kTick;
+      try {
+        const Round done = look();
+        if (done.more) {
+          pause = done.progress ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kStuck);
+        } else {
+          const std::chrono::nanoseconds walk(done.walk_ns * kWalkShare);
+          pause = std::max<std::chrono::nanoseconds>(kTick, walk);
+        }
+      } catch (const std::exception& error) {
+        tier_->notices->say(std::string("disk tier: a demotion failed: ") + error.what());
+        pause = kStuck;
+      }
+    }
+  }
+
+  struct Round {
+    bool more = false;
+    bool progress = false;
+    std::int64_t walk_ns = 0;
+  };
+
+  Round look() {
+    const std::lock_guard one(round_mutex_);
+    Round done;
+    if (tier_->pool->off() || !tier_->writing.accepts()) return done;
+    const std::uint64_t activity = tier_->catalog->activity();
+    if (!active_ && activity == seen_activity_) return done;
+    const std::int64_t begin = now_ns();
+    const Survey survey =
+        tier_->catalog->survey({.blocks = kSurveyBlocks,
+                                .min_uses = min_uses_,
+                                .stride_max = round_up_page(tier_->store->info().block_bytes_max)});
+    done.walk_ns = now_ns() - begin;
+    seen_activity_ = activity;
+    const Watermarks marks;
+    const std::uint64_t spare = survey.free_bytes + survey.clean_bytes;
+    const std::uint64_t enough = survey.pool_bytes / 16 * marks.stop_sixteenths;
+    if (spare < survey.pool_bytes / 16 * marks.start_sixteenths) active_ = true;
+    if (spare >= enough || survey.coldest.empty()) active_ = false;
+    if (!active_) return done;
+    demote_coldest(survey, enough - spare, done);
+    done.more = true;
+    return done;
+  }
+
+  void stop() noexcept {
+    {
+      const std::lock_guard guard(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  [[nodiscard]] bool stopping() {
+    const std::lock_guard guard(mutex_);
+    return stopping_;
+  }
+  // False: it is time to stop.
+  [[nodiscard]] bool sleep(std::chrono::nanoseconds pause) {
+    std::unique_lock guard(mutex_);
+    return !changed_.wait_for(guard, pause, [this] { return stopping_; });
+  }
+
+  void demote_coldest(const Survey& survey, std::uint64_t wanted_bytes, Round& round) {
+    std::map<std::uint32_t, std::vector<Key>> by_namespace;
+    std::uint64_t chosen_bytes = 0;
+    for (const Survey::Block& block : survey.coldest) {
+      if (chosen_bytes >= wanted_bytes) break;
+      const auto info = tier_->pool->name_space(block.namespace_index);
+      if (!info) continue;
+      const std::uint64_t stride = round_up_page(info->block_bytes);
+      chosen_bytes += stride;
+      std::vector<Key>& keys = by_namespace[block.namespace_index];
+      keys.push_back(block.key);
+      if (keys.size() >= batch_blocks(stride) && !flush(block.namespace_index, keys, round)) return;
+    }
+    for (auto& [index, keys] : by_namespace) {
+      if (!keys.empty() && !flush(index, keys, round)) return;
+    }
+  }
+
+  // The coldest come tail first; in the file the head of a prefix comes first. False: no more now.
+  bool flush(std::uint32_t namespace_index, std::vector<Key>& keys, Round& round) {
+    std::reverse(keys.begin(), keys.end());
+    const DemoteResult result = demote(*tier_, namespace_index, keys);
+    keys.clear();
+    if (result.written + result.present > 0) round.progress = true;
+    return result.refused == 0 && tier_->writing.accepts() && !stopping();
+  }
+
+  const std::shared_ptr<Tier> tier_;
+  const std::uint32_t min_uses_;
+  std::mutex round_mutex_;  // the next two
+  bool active_ = false;     // between the two watermarks
+  std::uint64_t seen_activity_ = 0;
+  std::mutex mutex_;  // the rest
+  std::condition_variable changed_;
+  bool stopping_ = false;
+};
+
+Demoter::Demoter(std::shared_ptr<Tier> tier, std::uint32_t min_uses)
+    : desk_(std::make_shared<Desk>(std::move(tier), min_uses)) {}
+
+Demoter::~Demoter() { stop(); }
+
+void Demoter::start() {
+  crew_.start(1, [desk = desk_] { desk->serve(); });
+}
+
+bool Demoter::round() { return desk_->look().more; }
+
+void Demoter::stop() noexcept { desk_->stop(); }
+
+bool Demoter::join_within(std::chrono::nanoseconds timeout) { return crew_.join_within(timeout); }
+
+}  // namespace hpkv::disk

@@ -1,0 +1,77 @@
+#include "disk/keeper.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+
+namespace hpkv::disk {
+namespace {
+
+constexpr std::chrono::seconds kTick{1};
+
+}  // namespace
+
+class Keeper::Desk {
+ public:
+  explicit Desk(std::shared_ptr<Tier> tier) : tier_(std::move(tier)) {}
+
+  void serve() {
+    do {
+      try {
+        round();
+      } catch (const std::exception& error) {
+        tier_->notices->say(std::string("disk tier: keeping the store failed: ") + error.what());
+      }
+    } while (sleep());
+  }
+
+  void stop() noexcept {
+    {
+      const std::lock_guard guard(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  [[nodiscard]] bool stopping() {
+    const std::lock_guard guard(mutex_);
+    return stopping_;
+  }
+  [[nodiscard]] bool sleep() {
+    std::unique_lock guard(mutex_);
+    return !changed_.wait_for(guard, kTick, [this] { return stopping_; });
+  }
+
+  void round() {
+    if (tier_->pool->off()) return;
+    while (!stopping() && tier_->store->recover_one()) {
+    }
+    if (stopping()) return;
+    const int synced = tier_->store->sync_aged(false);
+    const int tended = tier_->store->tend();
+    // A sync may take its time, and that nothing was to do is no proof that the disk works: neither
+    // says anything but a failure.
+    if (std::max(synced, tended) != 0) tier_->writing.failed(tier_->store->counters().last_error);
+  }
+
+  const std::shared_ptr<Tier> tier_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+};
+
+Keeper::Keeper(std::shared_ptr<Tier> tier) : desk_(std::make_shared<Desk>(std::move(tier))) {}
+
+Keeper::~Keeper() { stop(); }
+
+void Keeper::start() {
+  crew_.start(1, [desk = desk_] { desk->serve(); });
+}
+
+void Keeper::stop() noexcept { desk_->stop(); }
+
+bool Keeper::join_within(std::chrono::nanoseconds timeout) { return crew_.join_within(timeout); }
+
+}  // namespace hpkv::disk

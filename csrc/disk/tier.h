@@ -1,0 +1,57 @@
+// What the threads of the disk tier share: pool, index, files, and what is known about the disk's
+// health. Held by reference count, so a thread that is stuck in the disk keeps all it touches.
+//
+// Threads: safe; set up before the first thread starts.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "disk/breaker.h"
+#include "disk/region_store.h"
+
+namespace hpkv::disk {
+
+struct Tier {
+  Tier(std::shared_ptr<Pool> pool_, std::shared_ptr<Catalog> catalog_,
+       std::shared_ptr<RegionStore> store_, const Breaker::Clock& clock)
+      : pool(std::move(pool_)),
+        catalog(std::move(catalog_)),
+        store(std::move(store_)),
+        notices(std::make_shared<Notices>()),
+        reading("reading", notices, clock),
+        writing("writing", notices, clock) {}
+
+  const std::shared_ptr<Pool> pool;
+  const std::shared_ptr<Catalog> catalog;
+  const std::shared_ptr<RegionStore> store;
+  const std::shared_ptr<Notices> notices;
+  Breaker reading;
+  Breaker writing;
+
+  // Fault injection: every read or write of blocks is late by so much.
+  std::atomic<std::int64_t> read_delay_ns{0};
+  std::atomic<std::int64_t> write_delay_ns{0};
+
+  std::atomic<std::uint64_t> promote_tickets{0};
+  std::atomic<std::uint64_t> promotions_refused{0};  // tickets answered at once with nothing
+  std::atomic<std::uint64_t> promoted_blocks{0};
+  std::atomic<std::uint64_t> promoted_bytes{0};
+  std::atomic<std::uint64_t> promotions_cut{0};  // tickets that ended before their last key
+  std::atomic<std::uint64_t> demoted_blocks{0};
+  std::atomic<std::uint64_t> demoted_bytes{0};
+  std::atomic<std::uint64_t> demotions_refused{0};  // blocks
+};
+
+// Blocks that go in one request: what a large transfer takes, and few enough to be pinned at once.
+[[nodiscard]] constexpr std::size_t batch_blocks(std::uint64_t stride) noexcept {
+  constexpr std::uint64_t kTransferBytes = std::uint64_t{8} << 20U;
+  constexpr std::uint64_t kMost = 256;
+  const std::uint64_t fit = stride == 0 ? 1 : kTransferBytes / stride;
+  return static_cast<std::size_t>(fit < 1 ? 1 : fit > kMost ? kMost : fit);
+}
+
+void sleep_ns(std::int64_t ns) noexcept;
+
+}  // namespace hpkv::disk
