@@ -46,6 +46,11 @@ void switch_bug(const std::string& name) {
   plan().bugs.insert(name);
 }
 
+void clear_bugs() {
+  const std::lock_guard guard(plan().mutex);
+  plan().bugs.clear();
+}
+
 std::map<std::string, int> hit_counts() {
   const std::lock_guard guard(plan().mutex);
   return plan().counts;

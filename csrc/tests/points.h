@@ -12,6 +12,7 @@ namespace hpkv::points {
 void arm(const std::string& name, int hit, int signal);
 [[nodiscard]] bool armed();
 void switch_bug(const std::string& name);
+void clear_bugs();
 [[nodiscard]] std::map<std::string, int> hit_counts();
 
 }  // namespace hpkv::points
