@@ -1,5 +1,6 @@
 #include "disk/namespace_files.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -29,7 +30,9 @@ constexpr std::string_view kChecksum(
     8);
 constexpr std::uint64_t kFileBytesMax = 8192;
 
-std::string file_name(const NamespaceId& id) { return hex(id) + ".msgpack"; }
+constexpr const char* kExtension = ".msgpack";
+
+std::string file_name(const NamespaceId& id) { return hex(id) + kExtension; }
 
 void append_number(std::string& out, std::uint64_t value, unsigned bytes) {
   for (unsigned i = bytes; i-- > 0;) out.push_back(static_cast<char>(value >> (8 * i)));
@@ -72,14 +75,27 @@ class Reader {
 
 }  // namespace
 
-int NamespaceFiles::ensure(const NamespaceInfo& info) const {
-  const std::string name = file_name(info.id);
+int NamespaceFiles::exists(const NamespaceId& id) const {
   FileStatus status;
-  const int code = files_->status_of(directory_ + "/" + name, status);
-  if (code == 0) return 0;
-  if (code != -ENOENT) return code;
+  return files_->status_of(directory_ + "/" + file_name(id), status);
+}
+
+int NamespaceFiles::write(const NamespaceInfo& info) const {
   const std::string text = encode(info);
-  return replace_file(files_, directory_, name, std::as_bytes(std::span(text)));
+  return replace_file(files_, directory_, file_name(info.id), std::as_bytes(std::span(text)));
+}
+
+void NamespaceFiles::prune(std::span<const NamespaceId> kept) const {
+  std::vector<std::string> names;
+  if (files_->list(directory_, names) < 0) return;
+  for (const std::string& name : names) {
+    const bool keep = std::any_of(kept.begin(), kept.end(),
+                                  [&](const NamespaceId& id) { return name == file_name(id); });
+    // What is being written has another name until it is complete.
+    if (!keep && name.ends_with(kExtension)) {
+      static_cast<void>(files_->unlink(directory_ + "/" + name));
+    }
+  }
 }
 
 std::optional<NamespaceInfo> NamespaceFiles::load(const NamespaceId& id) const {

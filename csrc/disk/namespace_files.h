@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "disk/files.h"
@@ -18,8 +19,13 @@ class NamespaceFiles {
   NamespaceFiles(std::shared_ptr<Files> files, std::string directory)
       : files_(std::move(files)), directory_(std::move(directory)) {}
 
-  // Makes the file unless it is there; durable on return. 0 or -errno.
-  [[nodiscard]] int ensure(const NamespaceInfo& info) const;
+  // 0 when the file is there, else -errno.
+  [[nodiscard]] int exists(const NamespaceId& id) const;
+  // Makes or replaces the file; durable on return. 0 or -errno.
+  [[nodiscard]] int write(const NamespaceInfo& info) const;
+  // Removes every file whose identity is not in `kept`: there are at most as many as a pool knows
+  // namespaces, so that they stay within the space that is set aside for them.
+  void prune(std::span<const NamespaceId> kept) const;
   // nullopt: no such file, or not a sound one.
   [[nodiscard]] std::optional<NamespaceInfo> load(const NamespaceId& id) const;
   // 0 or -errno; a file that is not there is fine.

@@ -22,7 +22,7 @@ AppendResult Writer::append(std::uint32_t namespace_index, std::span<const Write
     result.refused = count;
   } else {
     const std::lock_guard guard(mutex_);
-    const int code = context_.directory.namespaces().ensure(*info);
+    const int code = describe(*info);
     if (code < 0) {
       context_.tally.failed(context_.tally.write_errors, "describe the namespace for", 0, code);
       result.error = -code;
@@ -33,6 +33,23 @@ AppendResult Writer::append(std::uint32_t namespace_index, std::span<const Write
   }
   context_.tally.refused_blocks.fetch_add(result.refused, std::memory_order_relaxed);
   return result;
+}
+
+// A namespace has its descriptor before its first block, so that recovery knows what the block is.
+int Writer::describe(const NamespaceInfo& info) {
+  const NamespaceFiles& namespaces = context_.directory.namespaces();
+  int code = namespaces.exists(info.id);
+  if (code != -ENOENT) return code;
+  // Those that the pool does not know have no block in the index. Regions that nobody has looked at
+  // may still hold some.
+  if (context_.catalog->stats().regions_unknown == 0) {
+    std::vector<NamespaceId> kept;
+    for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
+      if (const auto known = context_.pool->name_space(i)) kept.push_back(known->id);
+    }
+    namespaces.prune(kept);
+  }
+  return namespaces.write(info);
 }
 
 void Writer::append_batch(Batch batch, AppendResult& result) {

@@ -66,6 +66,7 @@ class Writer {
   };
 
   // All of these: mutex_ held.
+  [[nodiscard]] int describe(const NamespaceInfo& info);
   void append_batch(Batch batch, AppendResult& result);
   [[nodiscard]] std::size_t write_some(OpenRegion& open, const Batch& batch, AppendResult& result);
   [[nodiscard]] OpenRegion* open_for(std::uint64_t stride, int& code);

@@ -308,6 +308,30 @@ TEST(clearing_a_namespace_leaves_the_others) {
   expect_after_reboot(folder, std::span(keys).last(3), "second");
 }
 
+TEST(descriptors_of_namespaces_that_no_block_has_go_when_a_new_one_comes) {
+  const Folder folder;
+  const auto keys = random_keys(3);
+  const std::string namespaces = place_in(folder).directory + "/namespaces";
+  const auto count = [&] {
+    const std::filesystem::directory_iterator files(namespaces);
+    return std::distance(begin(files), end(files));
+  };
+  {
+    StoreSide one(folder.options(), place_in(folder), 1);
+    CHECK(one.append_one(keys[0]).written == 1);
+    StoreSide two(folder.options(), place_in(folder), 2);
+    CHECK(two.append_one(keys[1]).written == 1);
+    CHECK(count() == 2);
+  }
+  std::filesystem::remove(place_in(folder).directory + "/regions/00000.hpkv");
+  StoreSide side(other_pool(folder, "second"), place_in(folder), 3);
+  CHECK(count() == 2);
+  side.recover_all();
+  CHECK(side.append_one(keys[2]).written == 1);
+  CHECK(count() == 2);  // the first, whose only block is gone, made way
+  CHECK(!side.serves(keys[0]) && side.serves(keys[1]) && side.serves(keys[2]));
+}
+
 TEST(verify_reads_every_block_and_drops_bad_ones_only_when_asked) {
   const Folder folder;
   StoreSide side(folder.options(), place_in(folder));
