@@ -51,9 +51,12 @@ class Keeper::Desk {
     if (stopping()) return;
     const int synced = tier_->store->sync_aged(false);
     const int tended = tier_->store->tend();
-    // A sync may take its time, and that nothing was to do is no proof that the disk works: neither
-    // says anything but a failure.
-    if (std::max(synced, tended) != 0) tier_->writing.failed(tier_->store->counters().last_error);
+    if (std::max(synced, tended) != 0) {
+      tier_->keeping.failed(tier_->store->counters().last_error);
+      tier_->pool->count_disk(0, 0, 1);
+    } else {
+      tier_->keeping.succeeded();
+    }
   }
 
   const std::shared_ptr<Tier> tier_;

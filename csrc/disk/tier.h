@@ -21,7 +21,8 @@ struct Tier {
         store(std::move(store_)),
         notices(std::make_shared<Notices>()),
         reading("reading", notices, clock),
-        writing("writing", notices, clock) {}
+        writing("writing", notices, clock),
+        keeping("keeping the store in order", notices, clock) {}
 
   const std::shared_ptr<Pool> pool;
   const std::shared_ptr<Catalog> catalog;
@@ -29,6 +30,7 @@ struct Tier {
   const std::shared_ptr<Notices> notices;
   Breaker reading;
   Breaker writing;
+  Breaker keeping;  // for its log lines only: it stops nobody
 
   // Fault injection: every read or write of blocks is late by so much.
   std::atomic<std::int64_t> read_delay_ns{0};
