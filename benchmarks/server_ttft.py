@@ -20,10 +20,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from report import Report, Spread
+from rich.console import Console
+from rich.progress import track
 
 from hpkv_testing.client import Answer, Ask
 from hpkv_testing.server import Server, ServerConfig, start_all
-from hpkv_testing.smollm2 import smollm2_checkpoint
+from hpkv_testing.smollm2 import fast_dtype, smollm2_checkpoint
 
 DECODE_TOKENS = 64
 
@@ -46,7 +48,7 @@ def measure_hits(report: Report, server: Server, length: int, pairs: int) -> Non
     tokens = prompt(length, seed=1)
     first_token(server, tokens)
     device, host, cold, ratios = [], [], [], []
-    for index in range(pairs):
+    for index in track(range(pairs), f"{length} tokens", console=Console(stderr=True)):
         hit = first_token(server, tokens)
         assert hit.cached_on("host") == 0 and hit.cached_on("device") > 0, "not a device hit"
         server.flush_cache()
@@ -75,7 +77,7 @@ def measure_decode(report: Report, tiered: Server, plain: Server, pairs: int) ->
     for server in (tiered, plain):
         decode_rate(server)
     with_tiers, without, ratios = [], [], []
-    for _ in range(pairs):
+    for _ in track(range(pairs), "decode", console=Console(stderr=True)):
         with_tiers.append(decode_rate(tiered))
         without.append(decode_rate(plain))
         ratios.append(with_tiers[-1] / without[-1])
@@ -92,7 +94,12 @@ def main() -> None:
     arguments = parser.parse_args()
 
     folder = Path(mkdtemp(prefix="hpkv-bench-", dir="/dev/shm"))
-    common = {"model": smollm2_checkpoint(), "max_total_tokens": 8192, "page_size": 64}
+    common = {
+        "model": smollm2_checkpoint(),
+        "dtype": fast_dtype(),
+        "max_total_tokens": 8192,
+        "page_size": 64,
+    }
     flags = ("--enable-hpkv", "--hpkv-share-mem-path", str(folder / "pool"))
     tiered = Server(ServerConfig(flags=(*flags, "--hpkv-mem-pool-size", "1g"), **common))
     plain = Server(ServerConfig(**common))

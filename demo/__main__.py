@@ -1,8 +1,8 @@
-"""`python -m demo`: spill, load back, survive kill -9, share, and compare every answer.
+"""`python -m demo`: spill, load back, survive kill -9 and a reboot, share, compare every answer.
 
 Exit status: 0 when every answer was equal and every tier was hit, 1 when not, 2 when a server did
-not start or failed, 130 when interrupted. Owns the pool's folder, the servers and their logs;
-removes the pool, keeps the logs after a failure.
+not start or failed, 130 when interrupted. Owns the folders of both tiers, the servers and their
+logs; removes the tiers, keeps the logs after a failure.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -22,10 +23,11 @@ from demo.dialogue import load_tokenizer
 from demo.report import Report, tiers
 from hpkv_testing.client import ServerError
 from hpkv_testing.server import Server, ServerConfig, ServerStartError, start_all
-from hpkv_testing.smollm2 import smollm2_checkpoint
+from hpkv_testing.smollm2 import fast_dtype, smollm2_checkpoint
+from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 
-DEVICE_TOKENS = 3072  # less than the conversations need together
-TEXT_CHARACTERS = 4200  # about a thousand tokens
+DEVICE_TOKENS = 2048  # less than the conversations need together
+TEXT_CHARACTERS = 2400  # about six hundred tokens
 
 console = Console(highlight=False)
 
@@ -37,8 +39,10 @@ def main() -> int:
     # SIGTERM, as from a time limit, must not leave the pool behind either.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = Path(tempfile.mkdtemp(prefix="hpkv-demo-logs-"))
-    pool = Path(tempfile.mkdtemp(prefix="hpkv-demo-", dir="/dev/shm"))
-    demo = Demo(arguments.conversations, arguments.pool_size, pool, logs)
+    memory = Path(tempfile.mkdtemp(prefix="hpkv-demo-", dir="/dev/shm"))
+    disk = Path(tempfile.mkdtemp(prefix="hpkv-demo-"))
+    places = Tiers(memory / "pool", arguments.pool_size, disk / "store")
+    demo = Demo(arguments.conversations, places, logs)
     try:
         failures = demo.run()
     except ServerStartError as error:
@@ -52,7 +56,8 @@ def main() -> int:
         return 130
     finally:
         demo.close()
-        shutil.rmtree(pool, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
+        shutil.rmtree(disk, ignore_errors=True)
     if failures:
         for failure in failures:
             console.print(f"[red]failed[/red]: {escape(failure)}")
@@ -63,12 +68,35 @@ def main() -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Tiers:
+    """Where a server keeps its blocks."""
+
+    pool: Path
+    pool_size: str
+    store: Path
+
+    def flags(self) -> tuple[str, ...]:
+        """The plugin's flags for these places."""
+        return (
+            "--enable-hpkv",
+            *("--hpkv-mem-pool-size", self.pool_size, "--hpkv-share-mem-path", str(self.pool)),
+            *("--hpkv-storage-path", str(self.store), "--hpkv-storage-size", "1g"),
+        )
+
+    def after_reboot(self) -> "Tiers":
+        """What a reboot leaves: the files. A copy, so that both can be used side by side."""
+        pool = self.pool.with_name("rebooted")
+        store = shutil.copytree(self.store, self.store.with_name("rebooted"))
+        return Tiers(pool, self.pool_size, store)
+
+
 class Demo:
     """The servers of one run, and what they are asked; not thread-safe."""
 
-    def __init__(self, conversation_count: int, pool_size: str, pool: Path, logs: Path) -> None:
+    def __init__(self, conversation_count: int, tiers: Tiers, logs: Path) -> None:
         self._topics = texts.choose(conversation_count, TEXT_CHARACTERS)
-        self._pool, self._pool_size, self._logs = pool, pool_size, logs
+        self._tiers, self._logs = tiers, logs
         self._servers: list[Server] = []
         self._start = time.monotonic()
 
@@ -76,23 +104,30 @@ class Demo:
         """All steps; prints the table and returns what went wrong."""
         self._say("SmolLM2-135M: the checkpoint (about half a minute the first time)")
         checkpoint = smollm2_checkpoint()
-        self._say(f"starting two servers side by side on one host pool, {fast_dtype()}")
-        first, second = self._started(checkpoint, "first", "second")
+        self._say(f"starting two servers side by side on one host pool and disk, {fast_dtype()}")
+        first, second = self._started(checkpoint, ("first", self._tiers), ("second", self._tiers))
         dialogues, given = phases.talk(first, self._topics, load_tokenizer(checkpoint), self._say)
         console.print(f"  {tiers(given)}")
         self._say("the last turn again: cold, as a device hit, as a host hit")
         cold = phases.cold(first, dialogues)
         device = phases.device_hits(first, dialogues)
-        host = [phases.hits("host", first, dialogues)]
+        host = phases.hits("host", "host", first, dialogues)
         self._say("the same on the second server, which never saw these conversations")
-        elsewhere = phases.hits("host, second server", second, dialogues)
-        self._say("kill -9 of both servers, then a new one on what is left of the pool")
+        elsewhere = phases.hits("host, second server", "host", second, dialogues)
+        self._say("the host pool is emptied: only the disk has them now")
+        first.flush_cache()
+        wait_until_on_disk(self._tiers.pool)
+        empty_host_pool(self._tiers.pool)
+        disk = phases.hits("disk", "storage", first, dialogues)
+        self._say("kill -9 of both; one new server on the pool, one as after a reboot: files only")
         first.kill()
         second.kill()
-        (third,) = self._started(checkpoint, "restarted")
-        host.append(phases.hits("host, after kill -9", third, dialogues))
-        host.append(elsewhere)
-        report = Report(cold, device, tuple(host))
+        restarted, rebooted = self._started(
+            checkpoint, ("restarted", self._tiers), ("rebooted", self._tiers.after_reboot())
+        )
+        host_again = phases.hits("host, after kill -9", "host", restarted, dialogues)
+        disk_again = phases.hits("disk, after a reboot", "storage", rebooted, dialogues)
+        report = Report(cold, device, (host, elsewhere, host_again, disk, disk_again))
         console.print()
         console.print(report.table())
         console.print(_FOOTNOTE)
@@ -105,20 +140,21 @@ class Demo:
         for server in self._servers:
             server.kill()
 
-    def _started(self, checkpoint: Path, *names: str) -> list[Server]:
-        flags = (
-            "--enable-hpkv",
-            *("--hpkv-mem-pool-size", self._pool_size),
-            *("--hpkv-share-mem-path", str(self._pool)),
-        )
-        config = ServerConfig(
-            model=checkpoint,
-            flags=flags,
-            max_total_tokens=DEVICE_TOKENS,
-            page_size=None,
-            dtype=fast_dtype(),
-        )
-        servers = [Server(config, self._logs / f"{name}.log") for name in names]
+    def _started(self, checkpoint: Path, *named: tuple[str, "Tiers"]) -> list[Server]:
+        """Servers with these names on these tiers, started side by side."""
+        servers = [
+            Server(
+                ServerConfig(
+                    model=checkpoint,
+                    flags=on.flags(),
+                    max_total_tokens=DEVICE_TOKENS,
+                    page_size=None,
+                    dtype=fast_dtype(),
+                ),
+                self._logs / f"{name}.log",
+            )
+            for name, on in named
+        ]
         self._servers += servers
         start_all(servers)
         return servers
@@ -127,16 +163,10 @@ class Demo:
         console.print(f"[dim]{time.monotonic() - self._start:4.0f} s[/dim]  {what}")
 
 
-def fast_dtype() -> str:
-    """bfloat16 where the CPU computes in it; elsewhere PyTorch emulates it six times slower."""
-    words = set(Path("/proc/cpuinfo").read_text().split())
-    return "bfloat16" if words & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"
-
-
 _FOOTNOTE = (
-    "[dim]TTFT: time to first token, median. device, host, computed: where the prompts' tokens "
-    "came from, in sum. equal: same tokens and, to the bit, same logprobs as the device hit, which "
-    "has the same cached length.\n"
+    "[dim]TTFT: time to first token, median. device, host, disk, computed: where the prompts' "
+    "tokens came from, in sum. equal: same tokens and, to the bit, same logprobs as the device "
+    "hit, which has the same cached length.\n"
     "* A cold prompt is computed in one piece, so its numbers may round otherwise: only the tokens "
     "are compared, and a difference is no failure.[/dim]"
 )

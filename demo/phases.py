@@ -23,9 +23,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """The answers of one way to be served, one per conversation."""
+    """The answers of one way to be served, one per conversation, and the tier it should show."""
 
     name: str
+    tier: str
     answers: tuple[Answer, ...]
 
 
@@ -66,7 +67,7 @@ def measured(dialogue: Dialogue) -> Ask:
 def cold(server: Server, dialogues: Sequence[Dialogue]) -> Row:
     """The same prompts under a salt nobody used, so that nothing of them is cached anywhere."""
     asks = [replace(measured(d), cache_salt=f"cold-{d.topic.name}") for d in dialogues]
-    return Row("cold", tuple(server.generate(ask) for ask in asks))
+    return Row("cold", "none", tuple(server.generate(ask) for ask in asks))
 
 
 def device_hits(server: Server, dialogues: Sequence[Dialogue]) -> Row:
@@ -75,9 +76,9 @@ def device_hits(server: Server, dialogues: Sequence[Dialogue]) -> Row:
     for dialogue in dialogues:
         server.generate(input_ids=dialogue.prompt, max_new_tokens=1)
         answers.append(server.generate(measured(dialogue)))
-    return Row("device", tuple(answers))
+    return Row("device", "device", tuple(answers))
 
 
-def hits(name: str, server: Server, dialogues: Sequence[Dialogue]) -> Row:
+def hits(name: str, tier: str, server: Server, dialogues: Sequence[Dialogue]) -> Row:
     """Each prompt once, in order: the others have pushed it out of the device pool meanwhile."""
-    return Row(name, tuple(server.generate(measured(d)) for d in dialogues))
+    return Row(name, tier, tuple(server.generate(measured(d)) for d in dialogues))

@@ -13,11 +13,11 @@ from hpkv_testing.client import Answer
 
 @dataclass(frozen=True)
 class Report:
-    """All rows of a run. `host` rows must have been served from the host tier."""
+    """All rows of a run. Each of `tiers` must have been served from the tier it names."""
 
     cold: Row
     device: Row
-    host: tuple[Row, ...]
+    tiers: tuple[Row, ...]
 
     def failures(self) -> list[str]:
         """What contradicts the promise, in words; empty when the demo shows what it claims."""
@@ -27,18 +27,18 @@ class Report:
         for answer in self.device.answers:
             if not answer.cached_tokens or answer.cached_on("device") != answer.cached_tokens:
                 found.append(f"device hit: {answer.cached_tokens_details}, expected device only")
-        for row in self.host:
-            found += self._host_failures(row)
+        for row in self.tiers:
+            found += self._tier_failures(row)
         return found
 
-    def _host_failures(self, row: Row) -> list[str]:
+    def _tier_failures(self, row: Row) -> list[str]:
         found = []
         for index, (answer, reference) in enumerate(
             zip(row.answers, self.device.answers, strict=True)
         ):
             where = f"{row.name}, conversation {index + 1}"
-            if not answer.cached_on("host"):
-                found.append(f"{where}: no token came from the host tier")
+            if not answer.cached_on(row.tier):
+                found.append(f"{where}: no token came from {row.tier}")
             if answer.cached_tokens != reference.cached_tokens:
                 counts = f"{answer.cached_tokens} instead of {reference.cached_tokens}"
                 found.append(f"{where}: {counts} tokens were cached")
@@ -54,9 +54,9 @@ class Report:
             pad_edge=False,
         )
         table.add_column("served from", no_wrap=True)
-        for head in ("TTFT", "vs cold", "device", "host", "computed", "equal"):
+        for head in ("TTFT", "vs cold", "device", "host", "disk", "computed", "equal"):
             table.add_column(head, justify="right", no_wrap=True)
-        for row in (self.cold, self.device, *self.host):
+        for row in (self.cold, self.device, *self.tiers):
             table.add_row(*self._cells(row))
         return table
 
@@ -68,6 +68,7 @@ class Report:
             "" if row is self.cold else f"{cold_s / ttft_s:.1f} x",
             f"{sum(a.cached_on('device') for a in row.answers)}",
             f"{sum(a.cached_on('host') for a in row.answers)}",
+            f"{sum(a.cached_on('storage') for a in row.answers)}",
             f"{sum(a.prompt_tokens - a.cached_tokens for a in row.answers)}",
             self._equal(row),
         ]

@@ -3,6 +3,7 @@
 Every object may be used from any thread. Methods marked *blocks* release the GIL while they wait.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, final
 
 import numpy as np
@@ -117,6 +118,79 @@ class Pool:
         """Every violated invariant in words; empty when sound. Blocks."""
     def close(self) -> None:
         """Give back pins, unpublished blocks and the slot; idempotent. Blocks."""
+
+# ---- disk tier (csrc/bind/store.cc) ----
+
+@final
+class PromoteTicket:
+    """Blocks of one request on their way into the host pool, head to tail, pinned as they come."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def count(self) -> int:
+        """Leading blocks that are in the host pool now, verified and pinned by this ticket."""
+    @property
+    def from_disk(self) -> int:
+        """How many of them were read from disk for this ticket."""
+    def wait(self, timeout_s: float) -> bool:
+        """`done`, waiting for it at most that long. Blocks."""
+    def cancel(self) -> None:
+        """Nothing more is read; what came stays pinned. Never waits."""
+    def release(self) -> None:
+        """Cancel, and let the pins go."""
+
+@final
+class Store:
+    """One process's attachment to the disk tier below a pool."""
+
+    @staticmethod
+    def open(
+        pool: Pool,
+        directory: str,
+        *,
+        storage_bytes: int | None = None,
+        block_bytes: int = 0,
+        background: bool = True,
+    ) -> Store:
+        """Attach, or create when there is none. Blocks. `CorePoolError` says what to do."""
+    @property
+    def path(self) -> str: ...
+    @property
+    def storage_bytes(self) -> int: ...
+    @property
+    def region_count(self) -> int: ...
+    @property
+    def direct_io(self) -> bool: ...
+    def lookup(self, keys: KeyBatch) -> int:
+        """Length of the leading run of keys that the host pool or the disk has."""
+    def promote(self, namespace: int, keys: KeyBatch) -> PromoteTicket:
+        """Bring the leading run into the host pool. Returns at once; a tier that is overloaded or
+        resting after errors answers with a ticket that is done with nothing."""
+    def demote(self, namespace: int, keys: KeyBatch) -> int:
+        """Write the leading run of host blocks to disk now; returns how many are there. Blocks."""
+    def sync(self) -> int:
+        """Until what was written would survive a power loss; 0 or an errno. Blocks."""
+    def wait_notice(self, timeout_s: float) -> str | None:
+        """The next thing to log; '' after the timeout, None once closed. Blocks."""
+    def namespaces(self) -> list[str]:
+        """Identities (64 hexadecimal digits) of which there are blocks on disk. Blocks."""
+    def recover(self) -> None:
+        """Enter every block that the files hold into the index, unless that is done. Blocks."""
+    def verify(self, progress: Callable[[int, int, int], bool], *, fix: bool) -> dict[str, Any]:
+        """Read every block: `progress(blocks, total_blocks, bytes)` is called now and then and
+        stops it by answering False; `fix` drops the bad ones. Blocks."""
+    def drop_namespace(self, namespace: bytes) -> int:
+        """Drop its blocks on disk; returns how many. Blocks."""
+    def clear(self) -> int:
+        """Drop every block on disk; returns how many. Files in use by nobody go. Blocks."""
+    def stats(self) -> dict[str, Any]:
+        """Counters of this process, and what the store holds. Blocks."""
+    def set_delay(self, kind: Literal["read", "write"], microseconds: int) -> None:
+        """Fault injection: every read or write of blocks is late by so much."""
+    def close(self, timeout_s: float) -> bool:
+        """End the threads; False when one is stuck in the disk: then the pool must stay open.
+        Blocks at most that long. Idempotent."""
 
 # ---- copy engine (csrc/bind/copy.cc) ----
 

@@ -30,6 +30,7 @@ __all__ = [
     "POOL_BYTES_DEFAULT",
     "SWITCH",
     "Flag",
+    "PromotePolicy",
     "Settings",
     "VerifyPolicy",
     "WritePolicy",
@@ -48,12 +49,7 @@ POOL_BYTES_DEFAULT = 8 << 30
 
 # Tiers and policies that CT-HPKV users know and this version does not have: silently ignoring one
 # of them would promise a tier that is not there.
-_NOT_BUILT = {
-    "HPKV_KV_STORAGE_PATH": "the disk tier",
-    "HPKV_KV_STORAGE_SIZE": "the disk tier",
-    "HPKV_PROMOTE_POLICY": "the disk tier",
-    "HPKV_CROSS_TP": "reuse across tensor-parallel sizes",
-}
+_NOT_BUILT = {"HPKV_CROSS_TP": "reuse across tensor-parallel sizes"}
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -79,6 +75,14 @@ class VerifyPolicy(enum.Enum):
 
     EPOCH = "epoch"
     ALWAYS = "always"
+
+
+class PromotePolicy(enum.Enum):
+    """How long a request waits for its blocks to be read from disk."""
+
+    TIMEOUT = "timeout"
+    BEST_EFFORT = "best_effort"
+    WAIT_COMPLETE = "wait_complete"
 
 
 def parse_size(text: str) -> int:
@@ -112,15 +116,13 @@ def _parse_switch(text: str) -> bool:
     )
 
 
-def _parse_directory(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ConfigError.build(
-            "reading a path",
-            "directory of the pool",
-            text,
-            "Use an absolute path on tmpfs or hugetlbfs, for example /dev/shm/hpkv.",
-        )
-    return text.rstrip("/") or "/"
+def _directory(what: str, remedy: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not text.startswith("/") or "\0" in text:
+            raise ConfigError.build("reading a path", f"directory of the {what}", text, remedy)
+        return text.rstrip("/") or "/"
+
+    return parse
 
 
 def _choice(choices: type[enum.Enum]) -> Callable[[str], enum.Enum]:
@@ -165,7 +167,7 @@ FLAGS = (
         field="enabled",
         default="off",
         parse=_parse_switch,
-        help="Turn the host tier on: evicted prefixes spill into a pool shared by the node.",
+        help="Turn the tiers on: evicted prefixes spill into a pool shared by the node.",
     ),
     Flag(
         name="--hpkv-mem-pool-size",
@@ -181,9 +183,39 @@ FLAGS = (
         environment="HPKV_SHARE_MEM_FILE_PATH",
         field="pool_directory",
         default="/dev/shm/hpkv-<uid>",
-        parse=_parse_directory,
+        parse=_directory(
+            "pool", "Use an absolute path on tmpfs or hugetlbfs, for example /dev/shm/hpkv."
+        ),
         help="Directory on tmpfs or hugetlbfs that holds the pool file.",
         metavar="DIR",
+    ),
+    Flag(
+        name="--hpkv-storage-path",
+        environment="HPKV_KV_STORAGE_PATH",
+        field="storage_directory",
+        default="none: no disk tier",
+        parse=_directory("disk tier", "Use an absolute path on a local disk."),
+        help="Directory of the disk tier: cold host blocks are kept there, also over a reboot.",
+        metavar="DIR",
+    ),
+    Flag(
+        name="--hpkv-storage-size",
+        environment="HPKV_KV_STORAGE_SIZE",
+        field="storage_bytes",
+        default="half of the free space when the directory is first used",
+        parse=parse_size,
+        help="Bytes the disk tier may use.",
+        metavar="SIZE",
+    ),
+    Flag(
+        name="--hpkv-promote-policy",
+        environment="HPKV_PROMOTE_POLICY",
+        field="promote_policy",
+        default=PromotePolicy.TIMEOUT.value,
+        parse=_choice(PromotePolicy),
+        help="How long a request waits for the disk: timeout (about as long as computing would "
+        "take), best_effort (not at all), wait_complete (60 s at most).",
+        metavar="POLICY",
     ),
     Flag(
         name="--hpkv-write-policy",
@@ -221,6 +253,9 @@ class Settings:
     pool_directory: str
     write_policy: WritePolicy
     verify: VerifyPolicy
+    storage_directory: str | None
+    storage_bytes: int | None
+    promote_policy: PromotePolicy
     launch_id: str = ""
 
     @classmethod
@@ -239,6 +274,9 @@ class Settings:
             "pool_directory": f"/dev/shm/hpkv-{os.getuid()}",
             "write_policy": WritePolicy.WRITE_THROUGH,
             "verify": VerifyPolicy.EPOCH,
+            "storage_directory": None,
+            "storage_bytes": None,
+            "promote_policy": PromotePolicy.TIMEOUT,
         }
         if enabled:
             _refuse_not_built(names)
@@ -246,7 +284,15 @@ class Settings:
                 value = _from_environment(flag, names)
                 if value is not None:
                     values[flag.field] = value
-        return cls(**(values | given | {"enabled": enabled}))
+        values |= given
+        if enabled and values["storage_bytes"] is not None and values["storage_directory"] is None:
+            raise ConfigError.build(
+                "reading the settings of the disk tier",
+                "--hpkv-storage-path, although a size was given",
+                format_size(values["storage_bytes"]),
+                "Name the directory, or leave the size out.",
+            )
+        return cls(**(values | {"enabled": enabled}))
 
     @property
     def pool_bytes_to_create(self) -> int:
@@ -272,6 +318,7 @@ class Settings:
         enums = {
             "write_policy": WritePolicy(plain["write_policy"]),
             "verify": VerifyPolicy(plain["verify"]),
+            "promote_policy": PromotePolicy(plain["promote_policy"]),
         }
         return cls(**{**plain, **enums})
 
@@ -309,7 +356,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
         return parse
 
-    group = parser.add_argument_group("hpkv", "A host tier for the KV cache (hpkv-sglang).")
+    group = parser.add_argument_group("hpkv", "Host and disk tiers for the KV cache (hpkv-sglang).")
     for flag in FLAGS:
         text = f"{flag.help} Default: {flag.default}.".replace("%", "%%")
         if flag.is_switch:

@@ -7,11 +7,13 @@ namespace hpkv::bind {
 
 void bind_keys(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
+void bind_store(nanobind::module_& module);
 void bind_copy(nanobind::module_& module);
 
 inline void register_all(nanobind::module_& module) {
   bind_keys(module);
   bind_pool(module);
+  bind_store(module);
   bind_copy(module);
 }
 

@@ -12,6 +12,7 @@
 
 #include "bind/bind.h"
 #include "bind/handles.h"
+#include "disk/catalog.h"
 #include "shm/transfer.h"
 
 namespace nb = nanobind;
@@ -139,9 +140,12 @@ bool get_block(PoolHandle& self, const nb::bytes& raw_key, nb::handle out) {
 
 nb::dict stats(const PoolHandle& self) {
   PoolStats stats;
+  disk::DiskStats on_disk;
+  const disk::Catalog catalog(self.pool);
   {
     const nb::gil_scoped_release release;
     stats = self.pool->stats();
+    on_disk = catalog.stats();
   }
   nb::dict out;
   out["pool_bytes"] = stats.pool_bytes;
@@ -167,6 +171,15 @@ nb::dict stats(const PoolHandle& self) {
   out["spilled_bytes"] = stats.spilled_bytes;
   out["loaded_bytes"] = stats.loaded_bytes;
   out["poisoned"] = stats.poisoned;
+  out["disk_bytes"] = catalog.region_count() * catalog.region_bytes();
+  out["disk_used_bytes"] = on_disk.bytes;
+  out["disk_blocks"] = on_disk.entries;
+  out["disk_regions"] = catalog.region_count();
+  out["disk_regions_in_use"] = on_disk.regions_in_use;
+  out["disk_regions_unknown"] = on_disk.regions_unknown;
+  out["disk_demoted_bytes"] = stats.demoted_bytes;
+  out["disk_promoted_bytes"] = stats.promoted_bytes;
+  out["disk_errors"] = stats.disk_errors;
   return out;
 }
 

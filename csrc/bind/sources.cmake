@@ -1,1 +1,1 @@
-list(APPEND HPKV_BIND keys.cc pool.cc copy.cc)
+list(APPEND HPKV_BIND keys.cc pool.cc store.cc copy.cc)

@@ -1,13 +1,14 @@
 """The commands of `hpkv`, one function each.
 
-Owns: argument parsing, exit codes (0 fine, 1 a pool broken inside, 2 the user's business) and the
-rule that an error is one line on stderr. Threading: main thread only.
+Owns: argument parsing, exit codes (0 fine, 1 something stored is broken, 2 the user's business)
+and the rule that an error is one line on stderr. Threading: main thread only.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpkv_sglang.cli.attachment import attached, default_directory
-from hpkv_sglang.cli.report import bytes_words, pool_report, pool_tables
+from hpkv_sglang.cli.report import bytes_words, pool_report, pool_tables, verify_words
+from hpkv_sglang.cli.storage import attached_store, default_storage, verify_store
 from hpkv_sglang.config import flag_rows, flags_markdown
 from hpkv_sglang.errors import ConfigError, HpkvError
 
@@ -38,6 +40,14 @@ PathOption = Annotated[
         "--path",
         metavar="DIR",
         help="Directory of the pool. Default: HPKV_SHARE_MEM_FILE_PATH, else /dev/shm/hpkv-<uid>.",
+    ),
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-path",
+        metavar="DIR",
+        help="Directory of the disk tier. Default: HPKV_KV_STORAGE_PATH.",
     ),
 ]
 
@@ -90,8 +100,23 @@ def clear(
         str | None,
         typer.Option(metavar="ID", help="Only this namespace: its id, or how it begins."),
     ] = None,
+    storage: Annotated[
+        bool, typer.Option("--storage", help="Drop the blocks on disk too, not only in memory.")
+    ] = False,
+    storage_path: StorageOption = None,
 ) -> None:
     """Drop the blocks of a pool, or of one namespace. Blocks in use stay; servers go on."""
+    if storage:
+        with attached_store(_directory(path), storage_path or default_storage()) as store:
+            ids = store.namespaces()
+            on_disk = (
+                store.clear()
+                if namespace is None
+                else store.drop_namespace(bytes.fromhex(_complete_id(namespace, ids)))
+            )
+        print(f"dropped {on_disk} blocks on disk")
+        if not Path(_directory(path), "pool.hpkv").exists():
+            return
     with attached(_directory(path), read_only=False) as pool:
         names = {id_.hex(): id_ for id_, _, _, _ in pool.namespaces()}
         chosen = None if namespace is None else names[_complete_id(namespace, list(names))]
@@ -114,6 +139,21 @@ def _complete_id(prefix: str, ids: list[str]) -> str:
         prefix,
         f"In this pool: {known}.",
     )
+
+
+@app.command()
+def verify(
+    path: PathOption = None,
+    storage_path: StorageOption = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Drop the blocks that are bad.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print stable keys as JSON.")] = False,
+) -> None:
+    """Read every block on disk and compare its checksum. Exit code 1 when one is bad."""
+    with attached_store(_directory(path), storage_path or default_storage()) as store:
+        report = verify_store(store, fix=fix, show_progress=sys.stderr.isatty())
+    print(json.dumps(report, indent=2) if as_json else verify_words(report, fixed=fix))
+    if report["bad"] or report["io_errors"]:
+        raise typer.Exit(EXIT_BROKEN)
 
 
 @app.command()

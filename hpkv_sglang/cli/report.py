@@ -7,6 +7,7 @@ while they are read. Threading: pure functions, except that `pool_report` asks t
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,7 +16,7 @@ from rich.table import Table
 from hpkv_sglang._core import Pool
 from hpkv_sglang.namespace import Namespace
 
-__all__ = ["bytes_words", "pool_report", "pool_tables"]
+__all__ = ["bytes_words", "pool_report", "pool_tables", "verify_words"]
 
 # As the pool counts them; the report adds identity and namespaces.
 _STATE = ("used_bytes", "reserved_bytes", "blocks", "pinned", "writing", "quarantined", "clients")
@@ -34,6 +35,19 @@ _TOTALS = (
     "spilled_bytes",
     "loaded_bytes",
 )
+# Of the disk tier; the keys of `storage` are those without the prefix.
+_STORAGE = (
+    "disk_bytes",
+    "disk_used_bytes",
+    "disk_blocks",
+    "disk_regions",
+    "disk_regions_in_use",
+    "disk_regions_unknown",
+    "disk_demoted_bytes",
+    "disk_promoted_bytes",
+    "disk_errors",
+)
+RATE_INTERVAL_S = 0.5
 
 
 def pool_report(pool: Pool) -> dict[str, Any]:
@@ -49,10 +63,34 @@ def pool_report(pool: Pool) -> dict[str, Any]:
     report |= {key: stats[key] for key in (*_STATE, *_TOTALS)}
     # This command is a client too, and not one the user asked about.
     report["clients"] = max(0, stats["clients"] - 1)
+    report["storage"] = _storage_report(pool, stats) if stats["disk_regions"] else None
     report["namespaces"] = sorted(
         (_namespace_report(*row) for row in pool.namespaces()), key=lambda n: -n["bytes"]
     )
     return report
+
+
+def _storage_report(pool: Pool, before: dict[str, Any]) -> dict[str, Any]:
+    """The disk tier; the rates are those of the last half second, which this call waits for."""
+    begin = time.monotonic()
+    time.sleep(RATE_INTERVAL_S)
+    stats = pool.stats()
+    elapsed_s = time.monotonic() - begin
+    report = {key.removeprefix("disk_"): stats[key] for key in _STORAGE}
+    for name in ("demoted", "promoted"):
+        grown = stats[f"disk_{name}_bytes"] - before[f"disk_{name}_bytes"]
+        report[f"{name}_bytes_per_s"] = round(grown / elapsed_s)
+    return report
+
+
+def verify_words(report: dict[str, Any], *, fixed: bool) -> str:
+    """What `hpkv verify` found, in one line."""
+    bad = f"{report['bad']} bad{' (dropped)' if fixed and report['bad'] else ''}"
+    part = "" if report["complete"] else f" of {report['total_blocks']}: not all of them"
+    return (
+        f"read {report['blocks']} blocks ({bytes_words(report['bytes'])}){part}: {bad}, "
+        f"{report['io_errors']} unreadable, {report['stale']} replaced meanwhile"
+    )
 
 
 def _namespace_report(
@@ -118,11 +156,29 @@ def pool_tables(report: dict[str, Any]) -> RenderableType:
         "deaths": f"{report['reaped']} clients, {report['takeovers']} locks recovered, "
         f"{report['rebuilds']} index shards rebuilt",
     }
+    if report["storage"] is not None:
+        rows |= _storage_rows(report["storage"])
     if report["poisoned"]:
         rows["state"] = "[red]poisoned: off until no server is attached, then recreated[/red]"
     for name, value in rows.items():
         summary.add_row(name, value)
     return Group(summary, _namespace_table(report["namespaces"]))
+
+
+def _storage_rows(storage: dict[str, Any]) -> dict[str, str]:
+    share = 100 * storage["used_bytes"] / storage["bytes"] if storage["bytes"] else 0.0
+    unknown = storage["regions_unknown"]
+    return {
+        "disk": f"{bytes_words(storage['bytes'])}, {bytes_words(storage['used_bytes'])} used "
+        f"({share:.1f} %) by {storage['blocks']} blocks",
+        "disk regions": f"{storage['regions']}, {storage['regions_in_use']} in use"
+        + (f", {unknown} not looked at yet" if unknown else ""),
+        "demoted": f"{bytes_words(storage['demoted_bytes'])}, now "
+        f"{bytes_words(storage['demoted_bytes_per_s'])}/s",
+        "promoted": f"{bytes_words(storage['promoted_bytes'])}, now "
+        f"{bytes_words(storage['promoted_bytes_per_s'])}/s",
+        "disk errors": str(storage["errors"]),
+    }
 
 
 def _namespace_table(namespaces: list[dict[str, Any]]) -> RenderableType:

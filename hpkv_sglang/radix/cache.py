@@ -63,6 +63,12 @@ class HpkvRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """False skips this request in this step, and no other."""
         return self.linker is None or not self.linker.waiting.is_waiting(request)
 
+    def pop_prefetch_loaded_span(self, request: Any) -> tuple[int, int | None]:
+        """(tokens that came from disk for this request, None): `storage` in SGLang's report."""
+        if self.linker is None:
+            return 0, None
+        return self.linker.pages_from_disk(request.rid) * self.page_size, None
+
     def has_pending_cache_operations(self) -> bool:
         return self.linker is not None and self.linker.pending
 
@@ -107,7 +113,7 @@ class HpkvRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         Blocks until no copy is in flight: what follows may unmap the device memory.
         """
         if self.linker is not None:
-            self.tiers.suspend(reason)
+            self.linker.suspend(reason)
 
     def reopen(self, weight_version: str) -> None:
         """The weights are `weight_version` now; the tiers open again at the next `reset`."""

@@ -15,15 +15,17 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
-from hpkv_sglang._core import CopyEngine, KeyScope, Lease, VerifyTicket
+from hpkv_sglang._core import CopyEngine, KeyBatch, KeyScope, Lease, VerifyTicket
 from hpkv_sglang.config import Settings
 from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.plugin import verify_hooks
 from hpkv_sglang.pool import open_pool
+from hpkv_sglang.pool.storage import Storage
 from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.identity import RankIdentity
 from hpkv_sglang.radix.loads import LayerLoads, PageIndices, QueuedLoad
 from hpkv_sglang.radix.lookup import PageLookup, RequestPages, fastest_hasher
+from hpkv_sglang.radix.promotions import Promotions
 from hpkv_sglang.radix.worth import LoadEconomy
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.failed_load_count = 0
         self._reopen_version: str | None = None
         self._enter_namespace()
+        self.storage = Storage.open(self.settings, self.pool, self.layout.block.block_bytes)
+        self.promotions = (
+            None
+            if self.storage is None
+            else Promotions(self.storage.store, self.settings.promote_policy, self.economy)
+        )
         self._log_start()
 
     # ---- identity ----
@@ -67,11 +75,11 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def _enter_namespace(self) -> None:
         """Keys and blocks from here on belong to the current identity."""
         namespace = self.identity.namespace
-        index = self.pool.add_namespace(
+        self.namespace_index = self.pool.add_namespace(
             namespace.id, namespace.descriptor, self.layout.block.block_bytes
         )
         self.scope = KeyScope(self.identity.scope_mask)
-        self.engine = CopyEngine(self.pool, index, self.layout.block)
+        self.engine = CopyEngine(self.pool, self.namespace_index, self.layout.block)
 
     def _log_start(self) -> None:
         stats = self.pool.stats()
@@ -94,15 +102,10 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     # ---- lookup ----
 
-    def find(self, req: Any, key: Any, first_page: int) -> tuple[RequestPages, Lease | None]:
-        """Pages of the request, and a lease on the run of blocks that starts at `first_page`."""
+    def find(self, req: Any, key: Any, first_page: int) -> tuple[RequestPages, KeyBatch]:
+        """Pages of the request, and the block keys of its pages from `first_page` on."""
         pages = self.lookup_pages.pages(req, key, self.scope)
-        last_page = len(key) // self.page_size
-        lease = self.pool.pin(pages.keys[first_page:last_page])
-        if lease.count == 0:
-            lease.release()
-            return pages, None
-        return pages, lease
+        return pages, pages.keys[first_page : len(key) // self.page_size]
 
     def verify(self, lease: Lease) -> VerifyTicket:
         return self.engine.verify(lease)
@@ -163,8 +166,9 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     # ---- lifecycle ----
 
     def drop_namespace(self) -> int:
-        dropped: int = self.pool.drop_namespace(self.identity.namespace.id)
-        return dropped
+        namespace = self.identity.namespace.id
+        dropped: int = self.pool.drop_namespace(namespace)
+        return dropped + (0 if self.storage is None else self.storage.drop_namespace(namespace))
 
     def reset(self) -> None:
         """Quiesce; the tree is empty afterwards. The pool keeps its blocks."""
@@ -180,7 +184,10 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def close(self) -> None:
         self.loads.reset()
         self.engine.close()
-        self.pool.close()
+        if self.promotions is not None:
+            self.promotions.clear()
+        if self.storage is None or self.storage.close():
+            self.pool.close()
 
     # ---- parts of the interface that `HpkvLinkerWrapper` goes past ----
 

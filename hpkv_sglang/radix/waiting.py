@@ -1,4 +1,4 @@
-"""Requests that wait for their blocks to be verified, agreed between the ranks of a group.
+"""Requests that wait for their blocks to be verified or read from disk, agreed between the ranks.
 
 A request is registered when it enters the queue, at the same moment on every rank. Once per
 scheduling step, and only while somebody waits, the ranks agree: a request stops waiting when every
@@ -11,10 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from hpkv_sglang._core import VerifyTicket
+VERIFY_DEADLINE_S = 1.0
 
-WAIT_DEADLINE_S = 1.0
+
+class Ticket(Protocol):
+    """Background work on behalf of a request."""
+
+    @property
+    def done(self) -> bool: ...
+
 
 # Element-wise minimum over the ranks of a group; the identity when there is one rank.
 AgreeMin = Callable[[list[int]], list[int]]
@@ -22,48 +29,57 @@ AgreeMin = Callable[[list[int]], list[int]]
 
 @dataclass(slots=True)
 class _Waiting:
-    ticket: VerifyTicket | None  # None: this rank has nothing to check
+    tickets: tuple[Ticket, ...]  # empty: this rank has nothing to do
     deadline: float
+
+    @property
+    def done(self) -> bool:
+        return all(ticket.done for ticket in self.tickets)
 
 
 class WaitingRequests:
     """Who waits, for what, until when. Keys are SGLang's request handles."""
 
-    def __init__(self, agree_min: AgreeMin, *, decides: bool, deadline_s: float = WAIT_DEADLINE_S):
+    def __init__(self, agree_min: AgreeMin, *, decides: bool):
         self._agree_min = agree_min
         self._decides = decides  # rank 0 of the group: its clock decides on deadlines
-        self._deadline_s = deadline_s
-        self._waiting: dict[object, _Waiting] = {}
+        self._waiting: dict[Any, _Waiting] = {}
         self.expired_count = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, handle: object, ticket: VerifyTicket | None) -> None:
-        self._waiting[handle] = _Waiting(ticket, time.monotonic() + self._deadline_s)
+    def add(self, handle: object, tickets: tuple[Ticket, ...], deadline_s: float) -> None:
+        self._waiting[handle] = _Waiting(tickets, time.monotonic() + deadline_s)
 
     def drop(self, handle: object) -> None:
-        """Forget an aborted request. Its ticket lets its pins go when it is done."""
+        """Forget an aborted request. Its tickets let their pins go when they are done."""
         self._waiting.pop(handle, None)
 
     def is_waiting(self, handle: object) -> bool:
         return handle in self._waiting
 
-    def step(self) -> None:
-        """One agreement about everybody who waits. Call at the same step on every rank."""
+    def step(self) -> list[Any]:
+        """One agreement about everybody who waits; returns who stopped waiting.
+
+        Call at the same step on every rank.
+        """
         if not self._waiting:
-            return
+            return []
         now = time.monotonic()
         votes: list[int] = []
         for entry in self._waiting.values():
-            votes.append(int(entry.ticket is None or entry.ticket.done))
+            votes.append(int(entry.done))
             votes.append(int(not (self._decides and now > entry.deadline)))
         agreed = self._agree_min(votes)
+        settled = []
         for index, handle in enumerate(list(self._waiting)):
             done, in_time = agreed[2 * index], agreed[2 * index + 1]
             if done or not in_time:
                 del self._waiting[handle]
                 self.expired_count += int(not done)
+                settled.append(handle)
+        return settled
 
     def clear(self) -> None:
         self._waiting.clear()

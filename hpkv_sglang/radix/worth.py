@@ -44,10 +44,14 @@ class LoadEconomy:
         self.refused_count += 1
         return pages if self.refused_count % PROBE_EVERY == 0 else 0
 
+    def compute_s(self, pages: int) -> float | None:
+        """How long computing `pages` pages takes; None while too little was computed to know."""
+        if len(self._prefill_tokens_per_s) < SAMPLES_MIN:
+            return None
+        return pages * self._page_size / median(self._prefill_tokens_per_s)
+
     def _is_quicker(self, pages: int) -> bool:
-        samples = min(len(self._load_bytes_per_s), len(self._prefill_tokens_per_s))
-        if samples < SAMPLES_MIN:
+        compute_s = self.compute_s(pages)
+        if compute_s is None or len(self._load_bytes_per_s) < SAMPLES_MIN:
             return True
-        load_s = pages * self._block_bytes / median(self._load_bytes_per_s)
-        compute_s = pages * self._page_size / median(self._prefill_tokens_per_s)
-        return load_s <= compute_s
+        return pages * self._block_bytes / median(self._load_bytes_per_s) <= compute_s

@@ -29,15 +29,16 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
     UnifiedCacheLinkerWrapper,
 )
 
-from hpkv_sglang._core import Lease
+from hpkv_sglang._core import KeyBatch, Lease
 from hpkv_sglang.radix.linker import HpkvLinker
-from hpkv_sglang.radix.waiting import WaitingRequests
+from hpkv_sglang.radix.waiting import VERIFY_DEADLINE_S, Ticket, WaitingRequests
 
 logger = logging.getLogger(__name__)
 
 
 class _Promise(NamedTuple):
-    lease: Lease
+    keys: KeyBatch  # of every full page behind the device prefix
+    lease: Lease  # on the leading run of them that the host pool has; may be empty
     tick: int
 
 
@@ -52,6 +53,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         self.tiers = cache_linker
         self.group_size = _group_size(cache)
         self.waiting = WaitingRequests(self._agree_min, decides=cache_linker.is_group_leader)
+        self.promotions = cache_linker.promotions
         self._promises: dict[str, _Promise] = {}
         self._tick = 0
 
@@ -74,8 +76,9 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             stale = [rid for rid, p in self._promises.items() if p.tick < self._tick - 1]
             for rid in stale:
                 self._drop_promise(rid)
-        if self.waiting:
-            self.waiting.step()
+        for handle in self.waiting.step() if self.waiting else ():
+            if self.promotions is not None:
+                self.promotions.settle(handle.rid)
 
     def _drop_promise(self, rid: str) -> None:
         self.hit_markers.pop(rid, None)
@@ -92,12 +95,17 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         device_pages = result.device_prefix_len // page
         tail_pages = len(key) // page - device_pages
         if tail_pages <= 0 or self.tiers.suspended or getattr(req, "hpkv_recompute", False):
+            if self.promotions is not None:
+                self.promotions.release_settled(req.rid)
             return result
-        pages, lease = self.tiers.find(req, key, device_pages)
-        usable = 0 if lease is None else lease.verified_count
-        hit_pages = self._agree_min([self.tiers.economy.pages_worth_loading(usable)])[0]
-        if lease is not None:
-            self._promises[req.rid] = _Promise(lease, self._tick)
+        pages, tail = self.tiers.find(req, key, device_pages)
+        lease = self.tiers.pool.pin(tail)
+        if self.promotions is not None:
+            self.promotions.release_settled(req.rid)  # the lease holds what they brought
+        hit_pages = self._agree_min([self.tiers.economy.pages_worth_loading(lease.verified_count)])[
+            0
+        ]
+        self._promises[req.rid] = _Promise(tail, lease, self._tick)
         if hit_pages == 0:
             return result
         self.hit_markers[req.rid] = ExternalCacheHitMarker(
@@ -111,19 +119,32 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
     def wait_for_tiers(self, handle: Any) -> None:
         """Called when a request enters the queue, right after its first match.
 
-        Blocks that were found but not yet verified in this epoch are checked in the background.
-        With several ranks every request is registered, since a rank cannot know whether another
-        one has something to check.
+        Blocks that were found but not yet verified in this epoch are checked in the background,
+        those that only the disk has are read. With several ranks every request is registered, since
+        a rank cannot know whether another one has something to do.
         """
         promise = self._promises.get(handle.rid)
-        ticket = None
+        tickets: tuple[Ticket, ...] = ()
+        deadline_s = VERIFY_DEADLINE_S
+        if promise is not None and self.promotions is not None:
+            promotion = self.promotions.start(
+                handle.rid, self.tiers.namespace_index, promise.keys, promise.lease.count
+            )
+            if promotion is not None:
+                tickets += (promotion,)
+                deadline_s = self.promotions.deadline_s(len(promise.keys) - promise.lease.count)
         if promise is not None and promise.lease.verified_count < promise.lease.count:
             # The ticket takes the pins over; SGLang matches again before it admits the request.
-            del self._promises[handle.rid]
-            self.hit_markers.pop(handle.rid, None)
-            ticket = self.tiers.verify(promise.lease)
-        if ticket is not None or self.group_size > 1:
-            self.waiting.add(handle, ticket)
+            tickets += (self.tiers.verify(promise.lease),)
+            deadline_s = max(deadline_s, VERIFY_DEADLINE_S)
+        if tickets:
+            self._drop_promise(handle.rid)
+        if tickets or self.group_size > 1:
+            self.waiting.add(handle, tickets, deadline_s)
+
+    def pages_from_disk(self, rid: str) -> int:
+        """How many of the request's pages were read from disk for it; told once."""
+        return 0 if self.promotions is None else self.promotions.take_from_disk(rid)
 
     # ---- load ----
 
@@ -197,14 +218,24 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
     def pending(self) -> bool:
         return bool(self.waiting) or self.tiers.loads.pending
 
+    def suspend(self, reason: str) -> None:
+        """See `HpkvLinker.suspend`; who waits for the disk stops waiting at the next step."""
+        self.tiers.suspend(reason)
+        if self.promotions is not None:
+            self.promotions.clear()
+
     def reset(self) -> None:
         for rid in list(self._promises):
             self._drop_promise(rid)
         self.waiting.clear()
+        if self.promotions is not None:
+            self.promotions.clear()
         super().reset()
 
     def release_request(self, rid: str) -> None:
         self._drop_promise(rid)
+        if self.promotions is not None:
+            self.promotions.forget(rid)
         super().release_request(rid)
 
 

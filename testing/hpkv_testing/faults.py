@@ -7,6 +7,7 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"fail_every": ["load", 3]}         every third load completes as failed
     {"alloc_fails_every": 2}            every second allocation for a load finds no slots
     {"losing_every": 2}                 every second load has lost its blocks before it starts
+    {"disk_delay": ["read", 6.0]}       every read of blocks from disk is late by 6 s ("write" too)
     {"deadline_s": 0.2}                 how long a request may wait for the tiers
 
 and of observers, which report in the server's log when the tree is flushed:
@@ -64,6 +65,10 @@ def _delay(_cache: Any, linker: Any, value: list[Any]) -> None:
     linker.engine.set_delay(*value)
 
 
+def _disk_delay(_cache: Any, linker: Any, value: list[Any]) -> None:
+    linker.storage.store.set_delay(value[0], round(value[1] * 1e6))
+
+
 def _fail_every(_cache: Any, linker: Any, value: list[Any]) -> None:
     kind, period = value
     starts = count(1)
@@ -109,7 +114,9 @@ def _losing_every(_cache: Any, linker: Any, period: int) -> None:
 
 
 def _deadline_s(cache: Any, _linker: Any, value: float) -> None:
-    cache.linker.waiting._deadline_s = value
+    waiting = cache.linker.waiting
+    add = waiting.add
+    waiting.add = lambda handle, tickets, _deadline_s: add(handle, tickets, value)
 
 
 def _count(cache: Any, _linker: Any, _value: bool) -> None:
@@ -168,6 +175,7 @@ def _audit(cache: Any, _linker: Any, _value: bool) -> None:
 
 _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "delay": _delay,
+    "disk_delay": _disk_delay,
     "fail_every": _fail_every,
     "alloc_fails_every": _alloc_fails_every,
     "losing_every": _losing_every,

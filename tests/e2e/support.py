@@ -38,6 +38,11 @@ def tiered(
     )
 
 
+def storage_flags(store: Path, size: str = "256m") -> tuple[str, ...]:
+    """The flags of a disk tier in this directory."""
+    return ("--hpkv-storage-path", str(store), "--hpkv-storage-size", size)
+
+
 def prompts(count: int, length: int, seed: int = 0, spread: int = 0) -> list[list[int]]:
     """Random byte tokens, no two prompts with a common first page."""
     rng = random.Random(seed)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hpkv_sglang import config
-from hpkv_sglang._core import KeyBatch, Pool
+from hpkv_sglang._core import KeyBatch, Pool, Store
 from hpkv_sglang.cli import app as app_module
 from hpkv_sglang.cli.app import app, run
 from hpkv_sglang.cli.report import bytes_words, pool_report
@@ -45,7 +45,21 @@ STABLE_KEYS = {
     "reaped": int,
     "spilled_bytes": int,
     "loaded_bytes": int,
+    "storage": type(None),
     "namespaces": list,
+}
+STORAGE_KEYS = {
+    "bytes",
+    "used_bytes",
+    "blocks",
+    "regions",
+    "regions_in_use",
+    "regions_unknown",
+    "demoted_bytes",
+    "promoted_bytes",
+    "demoted_bytes_per_s",
+    "promoted_bytes_per_s",
+    "errors",
 }
 FIRST, SECOND = b"\x11" * 32, b"\x22" * 32
 
@@ -74,6 +88,20 @@ def pool(directory: str) -> Iterator[Pool]:
     put(pool, SECOND, {"model": "tiny-deepseek"}, range(100, 103))
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def store(pool: Pool, directory: str, tmp_path: Path) -> Iterator[Path]:
+    """A store with the five blocks of the first model, closed again; the pool lives on."""
+    folder = tmp_path / "store"
+    opened = Store.open(
+        pool, str(folder), storage_bytes=8 << 20, block_bytes=BLOCK_BYTES, background=False
+    )
+    keys = KeyBatch.from_bytes(b"".join(key(number) for number in range(5)))
+    index = pool.add_namespace(FIRST, b"", BLOCK_BYTES)
+    assert opened.demote(index, keys) == 5
+    assert opened.close(5.0)
+    yield folder
 
 
 def hpkv(*arguments: str) -> Result:
@@ -139,6 +167,66 @@ def test_stat_prints_a_table_for_people(pool: Pool, directory: str) -> None:
     assert result.exit_code == 0
     for words in ("16 MiB", "tiny-llama", "tiny-deepseek", FIRST.hex()[:12]):
         assert words in result.stdout
+
+
+def test_stat_shows_the_disk_tier(store: Path, directory: str) -> None:
+    storage = json.loads(hpkv("stat", "--path", directory, "--json").stdout)["storage"]
+    assert storage.keys() == STORAGE_KEYS
+    assert storage["blocks"] == 5 and storage["demoted_bytes"] == 5 * BLOCK_BYTES
+    assert storage["bytes"] <= 8 << 20
+    assert "disk regions" in hpkv("stat", "--path", directory).stdout
+
+
+def test_verify_finds_a_flipped_byte_and_fix_drops_its_block(store: Path, directory: str) -> None:
+    places = ("--path", directory, "--storage-path", str(store))
+    sound = hpkv("verify", *places, "--json")
+    assert sound.exit_code == 0 and json.loads(sound.stdout)["blocks"] == 5
+    (region,) = (path for path in store.glob("regions/*") if path.stat().st_size)
+    with region.open("r+b") as file:
+        file.seek(4096 + 4096)  # payload of record 0: all zero
+        file.write(b"\x01")
+    bad = hpkv("verify", *places, "--fix", "--json")
+    assert bad.exit_code == 1 and json.loads(bad.stdout)["bad"] == 1
+    again = hpkv("verify", *places)
+    assert again.exit_code == 0 and "read 4 blocks" in again.stdout
+
+
+def test_verify_works_after_a_reboot_and_leaves_nothing_behind(
+    pool: Pool, store: Path, tmp_path: Path
+) -> None:
+    pool.close()
+    before = sorted(Path("/dev/shm").glob("hpkv-cli-*"))
+    result = hpkv(
+        "verify", "--path", str(tmp_path / "gone"), "--storage-path", str(store), "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["blocks"] == 5
+    assert sorted(Path("/dev/shm").glob("hpkv-cli-*")) == before
+    assert not (tmp_path / "gone").exists()
+
+
+def test_verify_refuses_a_store_that_a_live_pool_uses(
+    pool: Pool, store: Path, tmp_path: Path
+) -> None:
+    live = Store.open(pool, str(store), background=False)
+    code, line = failure("verify", "--path", str(tmp_path / "gone"), "--storage-path", str(store))
+    assert code == 2 and str(store) in line
+    assert live.close(5.0)
+
+
+def test_verify_refuses_what_is_no_store(pool: Pool, directory: str, tmp_path: Path) -> None:
+    code, line = failure("verify", "--path", directory, "--storage-path", str(tmp_path))
+    assert code == 2 and "none here" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pool"]
+
+
+def test_clear_leaves_the_disk_alone_unless_told(store: Path, directory: str) -> None:
+    places = ("--path", directory, "--storage-path", str(store))
+    hpkv("clear", *places)
+    assert json.loads(hpkv("verify", *places, "--json").stdout)["blocks"] == 5
+    result = hpkv("clear", "--storage", *places)
+    assert "dropped 5 blocks on disk" in result.stdout
+    assert json.loads(hpkv("verify", *places, "--json").stdout)["blocks"] == 0
 
 
 def test_clear_drops_every_block(pool: Pool, directory: str) -> None:

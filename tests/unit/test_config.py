@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpkv_sglang import config
-from hpkv_sglang.config import FLAGS, SWITCH, Settings, VerifyPolicy, WritePolicy
+from hpkv_sglang.config import (
+    FLAGS,
+    SWITCH,
+    PromotePolicy,
+    Settings,
+    VerifyPolicy,
+    WritePolicy,
+)
 from hpkv_sglang.errors import ConfigError
 
 ON = {SWITCH: "1"}
@@ -80,6 +87,14 @@ VALUES: dict[str, tuple[str, object, str, object]] = {
         WritePolicy.WRITE_THROUGH_SELECTIVE,
     ),
     "verify": ("always", VerifyPolicy.ALWAYS, "epoch", VerifyPolicy.EPOCH),
+    "storage_directory": ("/disk/a", "/disk/a", "/disk/b", "/disk/b"),
+    "storage_bytes": ("2t", 2 << 40, "3g", 3 << 30),
+    "promote_policy": (
+        "best_effort",
+        PromotePolicy.BEST_EFFORT,
+        "wait_complete",
+        PromotePolicy.WAIT_COMPLETE,
+    ),
 }
 
 
@@ -90,12 +105,19 @@ def test_every_flag_with_a_value_is_tried_below() -> None:
 @pytest.mark.parametrize("flag", [f for f in FLAGS if not f.is_switch], ids=lambda f: f.field)
 def test_flag_beats_environment_beats_default(flag: config.Flag) -> None:
     flag_text, flag_value, env_text, env_value = VALUES[flag.field]
-    environment = {**ON, flag.environment: env_text}
-    default = getattr(Settings.resolve({}, ON), flag.field)
+    # A size of the disk tier means nothing without its directory.
+    on = ON if flag.field == "storage_directory" else {**ON, "HPKV_KV_STORAGE_PATH": "/disk"}
+    environment = {**on, flag.environment: env_text}
+    default = getattr(Settings.resolve({}, on), flag.field)
     from_environment = getattr(Settings.resolve({}, environment), flag.field)
     from_flag = getattr(Settings.resolve(parse(flag.name, flag_text), environment), flag.field)
     assert (from_flag, from_environment) == (flag_value, env_value)
     assert default != flag_value
+
+
+def test_a_size_of_the_disk_tier_without_its_directory_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"--hpkv-storage-path.*'3g'"):
+        Settings.resolve(parse("--hpkv-storage-size", "3g"), ON)
 
 
 def test_a_size_nobody_gave_is_not_the_default_size() -> None:
@@ -125,6 +147,8 @@ def test_it_is_off_unless_asked_for(environment: dict[str, str]) -> None:
         ("HPKV_SHARE_MEM_FILE_PATH", "shm/pool", "absolute"),
         ("HPKV_WRITE_POLICY", "write_around", "write_through_selective"),
         ("HPKV_VERIFY", "never", "always"),
+        ("HPKV_KV_STORAGE_PATH", "disk", "absolute"),
+        ("HPKV_PROMOTE_POLICY", "forever", "wait_complete"),
     ],
 )
 def test_a_malformed_variable_is_named_with_what_is_valid(name: str, text: str, valid: str) -> None:
@@ -137,12 +161,12 @@ def test_a_malformed_variable_is_named_with_what_is_valid(name: str, text: str, 
 
 
 def test_malformed_variables_do_not_matter_while_off() -> None:
-    assert not Settings.resolve({}, {"HPKV_VERIFY": "never", "HPKV_KV_STORAGE_PATH": "/x"}).enabled
+    assert not Settings.resolve({}, {"HPKV_VERIFY": "never", "HPKV_CROSS_TP": "on"}).enabled
 
 
 @pytest.mark.parametrize(
     "name",
-    ["HPKV_KV_STORAGE_PATH", "HPKV_KV_STORAGE_SIZE", "HPKV_PROMOTE_POLICY", "HPKV_CROSS_TP"],
+    ["HPKV_CROSS_TP"],
 )
 def test_a_tier_that_is_not_built_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}.*not built yet"):
@@ -174,6 +198,9 @@ def test_settings_survive_the_trip_as_json(pool_bytes: int | None) -> None:
         pool_directory="/dev/shm/x",
         write_policy=WritePolicy.WRITE_BACK,
         verify=VerifyPolicy.ALWAYS,
+        storage_directory="/disk",
+        storage_bytes=None,
+        promote_policy=PromotePolicy.WAIT_COMPLETE,
         launch_id="0123",
     )
     assert Settings.from_dict(json.loads(json.dumps(sent.to_dict()))) == sent

@@ -34,10 +34,15 @@ def answer(tiers: Mapping[str, int], output: tuple[int, ...] = (1, 2)) -> Answer
 
 
 DEVICE, HOST = answer({"device": 64, "host": 0}), answer({"device": 0, "host": 64})
+DISK = answer({"device": 0, "host": 0, "storage": 64})
 GOOD = Report(
-    cold=Row("cold", (answer({}),)),
-    device=Row("device hit", (DEVICE,)),
-    host=(Row("host hit", (HOST,)), Row("second server", (HOST,))),
+    cold=Row("cold", "none", (answer({}),)),
+    device=Row("device hit", "device", (DEVICE,)),
+    tiers=(
+        Row("host hit", "host", (HOST,)),
+        Row("second server", "host", (HOST,)),
+        Row("disk hit", "storage", (DISK,)),
+    ),
 )
 
 
@@ -46,8 +51,8 @@ def test_equal_answers_from_every_tier_pass() -> None:
 
 
 def test_a_device_part_beside_the_host_part_passes() -> None:
-    mixed = Row("host hit", (answer({"device": 16, "host": 48}),))
-    assert replace(GOOD, host=(mixed,)).failures() == []
+    mixed = Row("host hit", "host", (answer({"device": 16, "host": 48}),))
+    assert replace(GOOD, tiers=(mixed,)).failures() == []
 
 
 BAD_HOST_ANSWERS = {
@@ -61,18 +66,25 @@ BAD_HOST_ANSWERS = {
 
 @pytest.mark.parametrize("bad", BAD_HOST_ANSWERS.values(), ids=BAD_HOST_ANSWERS)
 def test_one_bad_host_answer_in_the_last_row_fails(bad: Answer) -> None:
-    rows = (GOOD.host[0], Row("second server", (bad,)))
-    (failure, *_) = replace(GOOD, host=rows).failures()
+    rows = (GOOD.tiers[0], Row("second server", "host", (bad,)))
+    (failure, *_) = replace(GOOD, tiers=rows).failures()
     assert "second server, conversation 1" in failure
 
 
+def test_a_disk_row_that_came_from_the_host_pool_fails() -> None:
+    row = Row("disk hit", "storage", (HOST,))
+    assert replace(GOOD, tiers=(row,)).failures() == [
+        "disk hit, conversation 1: no token came from storage"
+    ]
+
+
 def test_a_cold_row_that_was_cached_fails() -> None:
-    assert replace(GOOD, cold=Row("cold", (HOST,))).failures()
+    assert replace(GOOD, cold=Row("cold", "none", (HOST,))).failures()
 
 
 @pytest.mark.parametrize("wrong", [HOST, answer({})], ids=["from the host", "not cached"])
 def test_a_device_row_that_did_not_come_from_the_device_fails(wrong: Answer) -> None:
-    report = replace(GOOD, device=Row("device hit", (wrong,)))
+    report = replace(GOOD, device=Row("device hit", "device", (wrong,)))
     assert any(failure.startswith("device hit") for failure in report.failures())
 
 

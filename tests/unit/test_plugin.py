@@ -167,7 +167,8 @@ print("RESULT", found["hpkv"][0].__module__)
         (("--enable-lmcache",), "--enable-lmcache (found True): LMCache"),
         (("--enable-hierarchical-cache",), "--enable-hierarchical-cache (found True): HiCache"),
         (("--hpkv-verify", "never"), "Use one of epoch, always"),
-        (("--hpkv-storage-path", "/x"), "unrecognized arguments: --hpkv-storage-path"),
+        (("--hpkv-storage-size", "1g"), "Name the directory"),
+        (("--hpkv-cross-tp", "on"), "unrecognized arguments: --hpkv-cross-tp"),
     ],
 )
 def test_a_refusal_ends_the_start_before_a_model_is_loaded(
@@ -180,7 +181,7 @@ def test_a_refusal_ends_the_start_before_a_model_is_loaded(
     ("environment", "said"),
     [
         ({"HPKV_VERIFY": "never"}, "HPKV_VERIFY"),
-        ({"HPKV_KV_STORAGE_PATH": "/x"}, "not built yet"),
+        ({"HPKV_CROSS_TP": "on"}, "not built yet"),
         ({"SGLANG_ENABLE_HPKV": "perhaps"}, "SGLANG_ENABLE_HPKV"),
     ],
 )

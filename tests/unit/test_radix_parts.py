@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,22 +70,16 @@ class Ranks:
         self.barrier.wait(10)
         return agreed
 
-    def step(self, waiting: list[WaitingRequests]) -> None:
-        threads = [threading.Thread(target=w.step) for w in waiting]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
+    def step(self, waiting: list[WaitingRequests]) -> list[list[object]]:
+        """Who stopped waiting, by rank."""
+        with ThreadPoolExecutor(len(waiting)) as threads:
+            return list(threads.map(WaitingRequests.step, waiting, timeout=10))
 
 
-def two_ranks(deadline_s: float) -> tuple[Ranks, list[WaitingRequests]]:
+def two_ranks() -> tuple[Ranks, list[WaitingRequests]]:
     ranks = Ranks()
     waiting = [
-        WaitingRequests(
-            lambda values, rank=rank: ranks.agree(rank, values),
-            decides=rank == 0,
-            deadline_s=deadline_s,
-        )
+        WaitingRequests(lambda values, rank=rank: ranks.agree(rank, values), decides=rank == 0)
         for rank in (0, 1)
     ]
     return ranks, waiting
@@ -94,43 +89,51 @@ def two_ranks(deadline_s: float) -> tuple[Ranks, list[WaitingRequests]]:
 
 
 def test_a_request_waits_until_every_rank_is_done() -> None:
-    ranks, waiting = two_ranks(deadline_s=60)
+    ranks, waiting = two_ranks()
     slow = Ticket()
-    waiting[0].add("r", None)
-    waiting[1].add("r", slow)
-    ranks.step(waiting)
+    waiting[0].add("r", (), 60)
+    waiting[1].add("r", (slow,), 60)
+    assert ranks.step(waiting) == [[], []]
     assert waiting[0].is_waiting("r") and waiting[1].is_waiting("r")
     slow.event.set()
-    ranks.step(waiting)
+    assert ranks.step(waiting) == [["r"], ["r"]]
     assert not waiting[0].is_waiting("r") and not waiting[1].is_waiting("r")
 
 
+def test_a_request_waits_for_all_of_its_tickets() -> None:
+    waiting = WaitingRequests(lambda values: values, decides=True)
+    quick, slow = Ticket(), Ticket()
+    quick.event.set()
+    waiting.add("r", (quick, slow), 60)
+    assert waiting.step() == [] and waiting.is_waiting("r")
+    slow.event.set()
+    assert waiting.step() == ["r"] and not waiting.is_waiting("r")
+
+
 def test_only_rank_zero_decides_that_a_deadline_has_passed() -> None:
-    ranks, waiting = two_ranks(deadline_s=60)
-    waiting[1]._deadline_s = -1.0  # this rank's clock says: long ago
-    for entry in waiting:
-        entry.add("r", Ticket())
-    ranks.step(waiting)
+    ranks, waiting = two_ranks()
+    waiting[0].add("r", (Ticket(),), 60)
+    waiting[1].add("r", (Ticket(),), -1)  # this rank's clock says: long ago
+    assert ranks.step(waiting) == [[], []]
     assert waiting[0].is_waiting("r") and waiting[1].is_waiting("r")
 
-    ranks, waiting = two_ranks(deadline_s=60)
-    waiting[0]._deadline_s = -1.0
-    for entry in waiting:
-        entry.add("r", Ticket())
-    ranks.step(waiting)
+    ranks, waiting = two_ranks()
+    waiting[0].add("r", (Ticket(),), -1)
+    waiting[1].add("r", (Ticket(),), 60)
+    assert ranks.step(waiting) == [["r"], ["r"]]
     assert not waiting[0].is_waiting("r") and not waiting[1].is_waiting("r")
     assert [entry.expired_count for entry in waiting] == [1, 1]
 
 
 def test_no_agreement_is_made_while_nobody_waits() -> None:
-    ranks, waiting = two_ranks(deadline_s=60)
+    ranks, waiting = two_ranks()
     waiting[0].step()  # would wait for its peer for ever
     assert ranks.collectives == 0
 
 
 def test_an_aborted_request_is_forgotten() -> None:
     waiting = WaitingRequests(lambda values: values, decides=True)
-    waiting.add("r", Ticket())
+    waiting.add("r", (Ticket(),), 60)
     waiting.drop("r")
     waiting.drop("r")
     assert not waiting.is_waiting("r") and len(waiting) == 0

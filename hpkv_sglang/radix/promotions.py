@@ -1,0 +1,97 @@
+"""Blocks on their way from disk to the host pool, for requests that wait in the queue.
+
+    start     a request enters the queue: its whole tail is handed to the promoter, which pins what
+              the host pool has and reads what only the disk has, head to tail
+    settle    the wait is over (done, or the deadline): nothing more is read for this request; how
+              many tokens came from disk is kept for SGLang's report
+    release   the request was matched again and its own lease holds the pins: the ticket's may go
+
+Scheduler thread only; nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpkv_sglang._core import KeyBatch, PromoteTicket, Store
+from hpkv_sglang.config import PromotePolicy
+from hpkv_sglang.radix.worth import LoadEconomy
+
+WAIT_COMPLETE_CAP_S = 60.0
+# Bounds of `timeout`, which lies where computing the tokens would be done.
+TIMEOUT_MIN_S = 0.25
+TIMEOUT_MAX_S = 10.0
+TIMEOUT_UNKNOWN_S = 2.0  # nothing was computed yet
+
+
+@dataclass(slots=True)
+class _Promotion:
+    ticket: PromoteTicket
+    settled: bool = False
+
+
+class Promotions:
+    """The promotions of one rank, by request id."""
+
+    def __init__(self, store: Store, policy: PromotePolicy, economy: LoadEconomy) -> None:
+        self._store = store
+        self._policy = policy
+        self._economy = economy
+        self._running: dict[str, _Promotion] = {}
+        self._from_disk: dict[str, int] = {}
+
+    def start(
+        self, rid: str, namespace: int, keys: KeyBatch, host_pages: int
+    ) -> PromoteTicket | None:
+        """Begin to read what follows the first `host_pages` of `keys`; None when disk has none."""
+        self.forget(rid)
+        reachable = self._store.lookup(keys)
+        if reachable <= host_pages:
+            return None
+        ticket = self._store.promote(namespace, keys[:reachable])
+        self._running[rid] = _Promotion(ticket)
+        return ticket
+
+    def deadline_s(self, pages: int) -> float:
+        """How long a request may wait for `pages` pages."""
+        if self._policy is PromotePolicy.BEST_EFFORT:
+            return 0.0
+        if self._policy is PromotePolicy.WAIT_COMPLETE:
+            return WAIT_COMPLETE_CAP_S
+        compute_s = self._economy.compute_s(pages)
+        if compute_s is None:
+            return TIMEOUT_UNKNOWN_S
+        return min(max(compute_s, TIMEOUT_MIN_S), TIMEOUT_MAX_S)
+
+    def settle(self, rid: str) -> None:
+        """The request waits no longer."""
+        promotion = self._running.get(rid)
+        if promotion is None:
+            return
+        promotion.ticket.cancel()
+        promotion.settled = True
+        self._from_disk[rid] = promotion.ticket.from_disk
+
+    def take_from_disk(self, rid: str) -> int:
+        """Pages that came from disk for this request, told once."""
+        return self._from_disk.pop(rid, 0)
+
+    def release_settled(self, rid: str) -> None:
+        """Let the ticket's pins go once the wait is over; before that, nothing."""
+        promotion = self._running.get(rid)
+        if promotion is not None and promotion.settled:
+            promotion.ticket.release()
+            del self._running[rid]
+
+    def forget(self, rid: str) -> None:
+        """The request is gone: stop reading, let the pins go."""
+        self._from_disk.pop(rid, None)
+        promotion = self._running.pop(rid, None)
+        if promotion is not None:
+            promotion.ticket.cancel()
+            promotion.ticket.release()
+
+    def clear(self) -> None:
+        for rid in list(self._running):
+            self.forget(rid)
+        self._from_disk.clear()

@@ -1,0 +1,210 @@
+"""The disk tier on the real server: what left the host pool comes back from files, unchanged."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hpkv_testing.client import Ask
+from hpkv_testing.faults import faults_env
+from hpkv_testing.fixtures import ServerFactory
+from hpkv_testing.server import Server, ServerStartError
+from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
+from tests.e2e.support import (
+    PAGE,
+    ask,
+    assert_same_answer,
+    cacheable,
+    device_hit,
+    pool_directory,
+    prompts,
+    storage_flags,
+    tiered,
+)
+
+pytestmark = pytest.mark.server
+
+LENGTH = 500
+
+
+@pytest.fixture
+def pool() -> Iterator[Path]:
+    with pool_directory() as folder:
+        yield folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def forget_memory(server: Server, pool: Path) -> None:
+    """Empty the device tree and the host pool; only the disk has the blocks then."""
+    wait_until_on_disk(pool)
+    server.flush_cache()
+    empty_host_pool(pool)
+
+
+def test_disk_hits_give_the_answers_of_device_hits_at_every_length(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+) -> None:
+    """Around page and chunk boundaries; then after a reboot, which takes the pool with it."""
+    config = tiered(llama_checkpoint, pool, *storage_flags(store), "--chunked-prefill-size", "128")
+    (server,) = server_factory.fresh(config)
+    lengths = (1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 1, 127, 128, 129, 257, LENGTH)
+    work = [prompts(1, length, seed=100 + length)[0] for length in lengths]
+    references = [device_hit(server, tokens) for tokens in work]
+    forget_memory(server, pool)
+    for tokens, reference in zip(work, references, strict=True):
+        answer = server.generate(ask(tokens))
+        assert answer.cached_on("storage") == answer.cached_tokens == cacheable(len(tokens))
+        assert_same_answer(answer, reference)
+    # Promoted blocks are host blocks now.
+    server.flush_cache()
+    again = server.generate(ask(work[-1]))
+    assert (again.cached_on("host"), again.cached_on("storage")) == (cacheable(LENGTH), 0)
+
+    server.kill()
+    shutil.rmtree(pool)
+    (server,) = server_factory.fresh(config)
+    for tokens, reference in zip(work, references, strict=True):
+        answer = server.generate(ask(tokens))
+        assert answer.cached_on("storage") == cacheable(len(tokens))
+        assert_same_answer(answer, reference)
+    server.kill()
+
+
+def test_a_host_pool_a_quarter_of_the_device_pool_spills_through_to_disk(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+) -> None:
+    """64 MiB on the device, 16 MiB in the pool, 100 MiB of prompts."""
+    config = tiered(
+        llama_checkpoint, pool, *storage_flags(store, "512m"), size="16m", max_total_tokens=65_536
+    )
+    (server,) = server_factory.fresh(config)
+    work = prompts(200, LENGTH, seed=7)
+    references = server.generate_many([ask(tokens) for tokens in work])
+    answers = server.generate_many([ask(tokens) for tokens in work])
+    for answer, reference in zip(answers, references, strict=True):
+        assert answer.output_ids == reference.output_ids
+        tiers = [answer.cached_on(tier) for tier in ("device", "host", "storage")]
+        assert sum(tiers) == answer.cached_tokens
+    from_disk = sum(answer.cached_on("storage") for answer in answers)
+    assert from_disk > 10 * LENGTH, "most of what left the device is on disk only"
+    server.kill()
+
+
+def test_a_slow_disk_holds_nobody_else(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+) -> None:
+    """A read takes 6 s. Who needs it waits; others are served meanwhile."""
+    slow = tiered(
+        llama_checkpoint,
+        pool,
+        *storage_flags(store),
+        *("--hpkv-promote-policy", "wait_complete"),
+        env=faults_env({"disk_delay": ["read", 6.0]}),
+    )
+    (server,) = server_factory.fresh(slow)
+    (wanted,) = prompts(1, LENGTH, seed=8)
+    others = prompts(6, 60, seed=9)
+    reference = device_hit(server, wanted)
+    forget_memory(server, pool)
+    with ThreadPoolExecutor(1) as thread:
+        begin = time.monotonic()
+        waiting = thread.submit(server.generate, ask(wanted))
+        for tokens in others:
+            assert server.generate(Ask(input_ids=tokens, max_new_tokens=4)).output_ids
+        assert not waiting.done(), "the others did not wait for the read"
+        answer = waiting.result()
+        assert time.monotonic() - begin >= 6.0
+    assert answer.cached_on("storage") == cacheable(LENGTH)
+    assert_same_answer(answer, reference)
+    server.kill()
+
+
+@pytest.mark.parametrize("policy", ["timeout", "best_effort"])
+def test_when_the_deadline_passes_the_rest_is_computed(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path, policy: str
+) -> None:
+    config = tiered(
+        llama_checkpoint,
+        pool,
+        *storage_flags(store),
+        *("--hpkv-promote-policy", policy),
+        env=faults_env({"disk_delay": ["read", 30.0]}),
+    )
+    (server,) = server_factory.fresh(config)
+    (wanted,) = prompts(1, LENGTH, seed=11)
+    reference = device_hit(server, wanted)
+    forget_memory(server, pool)
+    begin = time.monotonic()
+    answer = server.generate(ask(wanted))
+    assert time.monotonic() - begin < 25
+    assert answer.cached_on("storage") == 0
+    assert answer.output_ids == reference.output_ids
+    server.kill()
+
+
+def test_ranks_with_disks_of_different_speed_agree(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+) -> None:
+    """TP 2; the second rank's reads take longer, and then longer than the deadline."""
+    config = tiered(
+        llama_checkpoint,
+        pool,
+        *storage_flags(store),
+        *("--hpkv-promote-policy", "wait_complete"),
+        tp_size=2,
+        env=faults_env({"disk_delay": ["read", 0.7], "rank": 1}),
+    )
+    (server,) = server_factory.fresh(config)
+    work = prompts(3, LENGTH, seed=12)
+    references = [device_hit(server, tokens) for tokens in work]
+    forget_memory(server, pool)
+    answers = server.generate_many([ask(tokens) for tokens in work])
+    for answer, reference in zip(answers, references, strict=True):
+        assert answer.output_ids == reference.output_ids
+    assert any(answer.cached_on("storage") == cacheable(LENGTH) for answer in answers)
+    server.kill()
+
+
+def test_a_second_pool_on_a_live_store_is_refused_by_name(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+) -> None:
+    (first,) = server_factory.fresh(tiered(llama_checkpoint, pool, *storage_flags(store)))
+    with pool_directory() as other:
+        stranger = tiered(llama_checkpoint, other, *storage_flags(store))
+        with pytest.raises(ServerStartError, match=str(store)):
+            server_factory.fresh(stranger)
+    assert first.generate(ask(prompts(1, 100, seed=13)[0])).output_ids
+    first.kill()
+
+
+def test_kill_nine_while_spilling_leaves_a_sound_store(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+) -> None:
+    """Three rounds; every second one also loses the pool, as a reboot does."""
+    config = tiered(llama_checkpoint, pool, *storage_flags(store, "128m"), size="16m")
+    (kept,) = prompts(1, LENGTH, seed=14)
+    reference = None
+    for round_number in range(3):
+        (server,) = server_factory.fresh(config)
+        if reference is None:
+            reference = device_hit(server, kept)
+            wait_until_on_disk(pool)
+        else:
+            answer = server.generate(ask(kept))
+            assert answer.cached_tokens == cacheable(LENGTH)
+            assert answer.output_ids == reference.output_ids
+        server.generate_many([ask(t) for t in prompts(40, LENGTH, seed=200 + round_number)])
+        server.kill()
+        used = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+        assert used <= 128 << 20
+        if round_number % 2 == 1:
+            shutil.rmtree(pool)
