@@ -40,12 +40,14 @@ struct Context {
           const RegionStoreOptions& options, std::shared_ptr<Files> files_)
       : pool(std::move(pool_)),
         catalog(std::move(catalog_)),
+        shared_files(files_),
         clock(options.clock),
         directory(options, pool->info(), files_),
         files(std::move(files_), directory) {}
 
   const std::shared_ptr<Pool> pool;
   const std::shared_ptr<Catalog> catalog;
+  const std::shared_ptr<Files> shared_files;
   const std::function<std::int64_t()> clock;
   StoreDirectory directory;
   RegionFiles files;

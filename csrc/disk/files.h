@@ -57,6 +57,10 @@ class Files {
   // Bytes read: fewer than asked for only at the end of the file.
   [[nodiscard]] virtual std::int64_t read(int handle, std::span<const iovec> parts,
                                           std::uint64_t offset) noexcept = 0;
+  // A hint: this range will be read soon, not through a direct handle. Returns at once.
+  virtual void expect(int handle, std::uint64_t offset, std::uint64_t bytes) noexcept = 0;
+  // A hint: what was read of this file is not needed again.
+  virtual void forget(int handle) noexcept = 0;
   // Writes all of it, or fails.
   [[nodiscard]] virtual std::int64_t write(int handle, std::span<const iovec> parts,
                                            std::uint64_t offset) noexcept = 0;

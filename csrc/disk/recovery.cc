@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::int64_t kRestNs = 30 * kSecond;  // after the disk failed, or the index had no memory
 constexpr int kBeginTries = 5;
+constexpr std::uint32_t kScanAhead = 256;  // headers that the disk may be working on
 constexpr std::uint64_t kScanBytes = std::uint64_t{1} << 20U;
 
 // Whether this page says that it heads record `number` of the region's present contents.
@@ -95,22 +96,29 @@ RegionState Recovery::recover(std::uint32_t region) {
 }
 
 // Every place is looked at: what was not synced may be missing in the middle. Small records are
-// read whole, many at a time; of large ones only the headers.
+// read whole, many at a time; of large ones only the headers, through the page cache and announced
+// ahead, so that the disk works on many at once.
 int Recovery::scan(const RegionHeader& header, std::uint64_t& entered) {
-  int code = 0;
-  const RegionFiles::Handle file = context_.files.open(header.region, code);
-  if (!file) return code;
+  Files& files = context_.files.files();
+  const FileHandle file(context_.shared_files,
+                        files.open(context_.directory.region_path(header.region), {}));
+  if (!file.valid()) return file.get();
   const std::uint64_t each = record_bytes(header.stride);
   const bool small = each <= 4 * kPage;
   const auto batch = static_cast<std::uint32_t>(small ? kScanBytes / each : 1);
   const AlignedBytes buffer(small ? batch * each : kPage);
-  for (std::uint32_t number = 0; number < header.capacity; number += batch) {
+  std::uint32_t expected = 0;
+  int code = 0;
+  for (std::uint32_t number = 0; number < header.capacity && code == 0; number += batch) {
+    for (; !small && expected < std::min(number + kScanAhead, header.capacity); ++expected) {
+      files.expect(file.get(), record_offset(header.stride, expected), kPage);
+    }
     const iovec part{buffer.data(), buffer.size()};
-    const std::int64_t bytes = context_.files.files().read(file->get(), std::span(&part, 1),
-                                                           record_offset(header.stride, number));
-    if (bytes < 0) return static_cast<int>(bytes);
+    const std::int64_t bytes =
+        files.read(file.get(), std::span(&part, 1), record_offset(header.stride, number));
+    if (bytes < 0) code = static_cast<int>(bytes);
     for (std::uint32_t i = 0; i < batch && number + i < header.capacity; ++i) {
-      if (static_cast<std::int64_t>(i * each + kPage) > bytes) return 0;  // the file ends here
+      if (static_cast<std::int64_t>(i * each + kPage) > bytes) break;  // the file ends here
       const auto& page = *reinterpret_cast<const RecordHeader*>(buffer.data() + i * each);
       if (!heads(page, header, number + i)) continue;
       const Found found{Key::from_bytes(page.key), page.name_space,    page.number,
@@ -118,7 +126,8 @@ int Recovery::scan(const RegionHeader& header, std::uint64_t& entered) {
       if (enter(header.region, found)) ++entered;
     }
   }
-  return 0;
+  files.forget(file.get());
+  return code;
 }
 
 bool Recovery::enter(std::uint32_t region, const Found& found) {

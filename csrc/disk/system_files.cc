@@ -105,6 +105,13 @@ class SystemFiles final : public Files {
         [&](const iovec* part, int count, off_t at) { return ::pwritev(handle, part, count, at); });
     return moved >= 0 && moved != wanted ? -EIO : moved;
   }
+  void expect(int handle, std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    static_cast<void>(::posix_fadvise(handle, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                                      POSIX_FADV_WILLNEED));
+  }
+  void forget(int handle) noexcept override {
+    static_cast<void>(::posix_fadvise(handle, 0, 0, POSIX_FADV_DONTNEED));
+  }
   int sync(int handle) noexcept override {
     return restarted([&] { return ::fdatasync(handle); });
   }

@@ -47,6 +47,10 @@ class SparseFiles final : public disk::Files {
                     std::uint64_t offset) noexcept override {
     return below_->read(handle, parts, offset);
   }
+  void expect(int handle, std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    below_->expect(handle, offset, bytes);
+  }
+  void forget(int handle) noexcept override { below_->forget(handle); }
   int truncate(int handle, std::uint64_t bytes) noexcept override {
     return below_->truncate(handle, bytes);
   }

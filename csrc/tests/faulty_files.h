@@ -81,6 +81,10 @@ class FaultyFiles final : public disk::Files {
     if (const int code = ask(FileCall::reserve, handle)) return code;
     return below_->reserve(handle, bytes);
   }
+  void expect(int handle, std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    below_->expect(handle, offset, bytes);
+  }
+  void forget(int handle) noexcept override { below_->forget(handle); }
   int truncate(int handle, std::uint64_t bytes) noexcept override {
     if (const int code = ask(FileCall::truncate, handle)) return code;
     return below_->truncate(handle, bytes);

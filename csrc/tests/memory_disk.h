@@ -65,6 +65,8 @@ class MemoryDisk final : public disk::Files {
                     std::uint64_t offset) noexcept override;
   std::int64_t write(int handle, std::span<const iovec> parts,
                      std::uint64_t offset) noexcept override;
+  void expect(int, std::uint64_t, std::uint64_t) noexcept override {}
+  void forget(int) noexcept override {}
   int sync(int handle) noexcept override;
   int reserve(int handle, std::uint64_t bytes) noexcept override;
   int truncate(int handle, std::uint64_t bytes) noexcept override;
