@@ -67,6 +67,7 @@ struct Survey {
     Key key;
     std::uint32_t namespace_index = 0;
     std::uint64_t stamp = 0;
+    bool used = false;  // loaded since it was stored
   };
   std::uint64_t pool_bytes = 0;   // what blocks may use in all
   std::uint64_t free_bytes = 0;   // holds no block

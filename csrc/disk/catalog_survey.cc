@@ -78,7 +78,8 @@ Survey Catalog::survey(const SurveyLimits& limits) const {
     const Descriptor& descriptor = view.descriptor(block.descriptor_offset);
     const std::uint32_t index = descriptor.namespace_index.load(std::memory_order_acquire);
     if (descriptor.word.load(std::memory_order_acquire) == block.word)
-      survey.coldest.push_back({block.key, index, block.stamp});
+      survey.coldest.push_back(
+          {block.key, index, block.stamp, descriptor.uses.load(std::memory_order_relaxed) != 0});
   }
   return survey;
 }

@@ -16,6 +16,8 @@ constexpr std::chrono::seconds kStuck{1};  // pause when blocks are due and none
 constexpr std::size_t kSurveyBlocks = 4096;
 // A walk over a large pool takes long; it may take this part of one core.
 constexpr int kWalkShare = 20;
+constexpr std::int64_t kIdleNs = kSecond;  // without a store or a load: time to write the rest
+constexpr std::uint64_t kIdleBytes = std::uint64_t{64} << 20U;  // at one look
 
 // Pins what is there, and lets it go again.
 class Pins {
@@ -80,8 +82,7 @@ DemoteResult demote(Tier& tier, std::uint32_t namespace_index, std::span<const K
 // What the thread works with; shared with it.
 class Demoter::Desk {
  public:
-  Desk(std::shared_ptr<Tier> tier, std::uint32_t min_uses)
-      : tier_(std::move(tier)), min_uses_(min_uses) {}
+  explicit Desk(std::shared_ptr<Tier> tier) : tier_(std::move(tier)) {}
 
   void serve() {
     std::chrono::nanoseconds pause = kTick;
@@ -112,12 +113,14 @@ class Demoter::Desk {
     const std::lock_guard one(round_mutex_);
     Round done;
     if (tier_->pool->off() || !tier_->writing.accepts()) return done;
-    const std::uint64_t activity = tier_->catalog->activity();
-    if (!active_ && activity == seen_activity_) return done;
     const std::int64_t begin = now_ns();
+    const std::uint64_t activity = tier_->catalog->activity();
+    if (activity != seen_activity_) quiet_since_ns_ = begin;
+    const bool idle = rest_is_due_ && begin - quiet_since_ns_ >= kIdleNs;
+    if (!active_ && !idle && activity == seen_activity_) return done;
     const Survey survey =
         tier_->catalog->survey({.blocks = kSurveyBlocks,
-                                .min_uses = min_uses_,
+                                .min_uses = tier_->admission.min_uses(),
                                 .stride_max = round_up_page(tier_->store->info().block_bytes_max)});
     done.walk_ns = now_ns() - begin;
     seen_activity_ = activity;
@@ -126,9 +129,14 @@ class Demoter::Desk {
     const std::uint64_t enough = survey.pool_bytes / 16 * marks.stop_sixteenths;
     if (spare < survey.pool_bytes / 16 * marks.start_sixteenths) active_ = true;
     if (spare >= enough || survey.coldest.empty()) active_ = false;
-    if (!active_) return done;
-    demote_coldest(survey, enough - spare, done);
-    done.more = true;
+    rest_is_due_ = !survey.coldest.empty();
+    done.more = active_;
+    if (active_) demote_coldest(survey, enough - spare, done);
+    if (!active_ && idle) {
+      demote_coldest(survey, kIdleBytes, done);
+      seen_activity_ = tier_->catalog->activity();  // of our own entries
+      rest_is_due_ = done.progress;
+    }
     return done;
   }
 
@@ -160,6 +168,7 @@ class Demoter::Desk {
       if (!info) continue;
       const std::uint64_t stride = round_up_page(info->block_bytes);
       chosen_bytes += stride;
+      if (!block.used) tier_->admission.wrote_unused(stride);
       std::vector<Key>& keys = by_namespace[block.namespace_index];
       keys.push_back(block.key);
       if (keys.size() >= batch_blocks(stride) && !flush(block.namespace_index, keys, round)) return;
@@ -179,17 +188,17 @@ class Demoter::Desk {
   }
 
   const std::shared_ptr<Tier> tier_;
-  const std::uint32_t min_uses_;
-  std::mutex round_mutex_;  // the next two
-  bool active_ = false;     // between the two watermarks
+  std::mutex round_mutex_;    // the next four
+  bool active_ = false;       // between the two watermarks
+  bool rest_is_due_ = false;  // the last look left blocks that are worth writing
+  std::int64_t quiet_since_ns_ = 0;
   std::uint64_t seen_activity_ = 0;
   std::mutex mutex_;  // the rest
   std::condition_variable changed_;
   bool stopping_ = false;
 };
 
-Demoter::Demoter(std::shared_ptr<Tier> tier, std::uint32_t min_uses)
-    : desk_(std::make_shared<Desk>(std::move(tier), min_uses)) {}
+Demoter::Demoter(std::shared_ptr<Tier> tier) : desk_(std::make_shared<Desk>(std::move(tier))) {}
 
 Demoter::~Demoter() { stop(); }
 

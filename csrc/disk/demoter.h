@@ -2,6 +2,8 @@
 // on disk too, that nobody who stores a block has to wait. It starts when less than an eighth of
 // the pool is so and stops at a quarter; the coldest blocks go first, each prefix in one piece,
 // head to tail in the file. Nobody waits for it: a block that must go before its turn is dropped.
+// When nothing was stored or loaded for a second it writes the rest too, a little at a time, so
+// that a reboot nobody announced finds a warm disk.
 //
 // Processes share the work without a lock: a block that another is writing is skipped. Owns: one
 // thread, unless it is only asked by hand (round). Threads: safe; one round at a time.
@@ -35,8 +37,7 @@ class Demoter {
     std::uint32_t stop_sixteenths = 4;   // there it ends
   };
 
-  // `min_uses`: the admission rule, see SurveyLimits.
-  Demoter(std::shared_ptr<Tier> tier, std::uint32_t min_uses);
+  explicit Demoter(std::shared_ptr<Tier> tier);
   ~Demoter();
   Demoter(const Demoter&) = delete;
   Demoter& operator=(const Demoter&) = delete;

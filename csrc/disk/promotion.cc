@@ -149,6 +149,7 @@ bool Promotion::read(Reserved& reserved) {
   }
   tier_.promoted_blocks.fetch_add(blocks, std::memory_order_relaxed);
   tier_.promoted_bytes.fetch_add(blocks * block_bytes_, std::memory_order_relaxed);
+  tier_.admission.served(blocks * block_bytes_);
   tier_.pool->count_disk(0, blocks * block_bytes_, failures(outcomes));
   return whole;
 }

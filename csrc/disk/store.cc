@@ -23,10 +23,7 @@ constexpr std::chrono::seconds kRecoverMost{600};
 class Store::Impl {
  public:
   Impl(std::shared_ptr<Tier> shared, const StoreOptions& options)
-      : tier(std::move(shared)),
-        demoter(tier, options.min_uses),
-        keeper(tier),
-        promoter(tier, options.read_threads) {
+      : tier(std::move(shared)), demoter(tier), keeper(tier), promoter(tier, options.read_threads) {
     if (!options.background) return;
     demoter.start();
     keeper.start();
@@ -62,8 +59,8 @@ std::unique_ptr<Store> Store::open(std::shared_ptr<Pool> pool, const StoreOption
   files.takeover_wait_ns = options.takeover_wait_ns;
   auto store =
       RegionStore::open(pool, catalog, files, options.files ? options.files : system_files());
-  auto tier =
-      std::make_shared<Tier>(std::move(pool), std::move(catalog), std::move(store), options.clock);
+  auto tier = std::make_shared<Tier>(std::move(pool), std::move(catalog), std::move(store),
+                                     options.clock, options.min_uses);
   if (!tier->store->info().notice.empty()) tier->notices->say(tier->store->info().notice);
   return std::unique_ptr<Store>(new Store(std::make_unique<Impl>(std::move(tier), options)));
 }

@@ -29,8 +29,8 @@ struct StoreOptions {
   std::optional<std::uint64_t> storage_bytes;  // unset: the store's, or half of what is free
   std::uint64_t block_bytes = 0;               // of the largest namespace that will use a new store
   bool create = true;                          // false: Error{missing} when there is none
-  bool background = true;      // false: no demoter and no keeper; for tools and tests
-  std::uint32_t min_uses = 0;  // admission: blocks used less often since they were stored stay out
+  bool background = true;                 // false: no demoter and no keeper; for tools and tests
+  std::optional<std::uint32_t> min_uses;  // a fixed admission rule; unset: earned (admission.h)
   std::uint32_t read_threads = 2;
   std::shared_ptr<Files> files;  // null: the operating system's
   Breaker::Clock clock = &now_ns;

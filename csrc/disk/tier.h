@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "disk/admission.h"
 #include "disk/breaker.h"
 #include "disk/region_store.h"
 
@@ -15,11 +16,13 @@ namespace hpkv::disk {
 
 struct Tier {
   Tier(std::shared_ptr<Pool> pool_, std::shared_ptr<Catalog> catalog_,
-       std::shared_ptr<RegionStore> store_, const Breaker::Clock& clock)
+       std::shared_ptr<RegionStore> store_, const Breaker::Clock& clock,
+       std::optional<std::uint32_t> min_uses)
       : pool(std::move(pool_)),
         catalog(std::move(catalog_)),
         store(std::move(store_)),
         notices(std::make_shared<Notices>()),
+        admission(store->info().storage_bytes, min_uses),
         reading("reading", notices, clock),
         writing("writing", notices, clock),
         keeping("keeping the store in order", notices, clock) {}
@@ -28,6 +31,7 @@ struct Tier {
   const std::shared_ptr<Catalog> catalog;
   const std::shared_ptr<RegionStore> store;
   const std::shared_ptr<Notices> notices;
+  Admission admission;
   Breaker reading;
   Breaker writing;
   Breaker keeping;  // for its log lines only: it stops nobody
@@ -50,7 +54,7 @@ struct Tier {
 [[nodiscard]] constexpr std::size_t batch_blocks(std::uint64_t stride) noexcept {
   constexpr std::uint64_t kTransferBytes = std::uint64_t{8} << 20U;
   constexpr std::uint64_t kMost = 256;
-  const std::uint64_t fit = stride == 0 ? 1 : kTransferBytes / stride;
+  const std::uint64_t fit = kTransferBytes / (stride + 4096);  // a record has a header
   return static_cast<std::size_t>(fit < 1 ? 1 : fit > kMost ? kMost : fit);
 }
 

@@ -314,7 +314,7 @@ struct alignas(128) Descriptor {
   AtomicU32 segment;         // head of the run
   AtomicU64 payload_offset;  // in the file
   AtomicU64 mark_offset;     // of its shard mark, in the file
-  AtomicU32 uses;  // times it was wanted since it was claimed; for the disk tier's admission
+  AtomicU32 uses;  // times it was loaded since it was claimed; for the disk tier's admission
   std::array<std::byte, 20> reserved1;
 };
 

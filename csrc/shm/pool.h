@@ -168,8 +168,8 @@ class Pool {
   // pin is gone.
   void condemn(const BlockRef& ref) noexcept;
 
-  // Statistics: payload bytes that were copied out of the pool.
-  void count_loaded(std::uint64_t bytes) noexcept;
+  // Pinned blocks were copied out of the pool: statistics, and each block's own count of uses.
+  void count_loaded(std::span<const BlockRef> refs) noexcept;
 
   void count_disk(std::uint64_t demoted_bytes, std::uint64_t promoted_bytes,
                   std::uint64_t errors) noexcept;

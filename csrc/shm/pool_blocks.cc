@@ -52,7 +52,6 @@ std::size_t Pool::touch(std::span<const Key> keys) noexcept {
     if (!found || BlockWord::state(found->word) != BlockState::ready) continue;
     Descriptor& block = core.view.descriptor(found->descriptor_offset);
     impl_->stamp(block, first + keys.size() - 1 - i);
-    block.uses.fetch_add(1, std::memory_order_relaxed);
     ++present;
   }
   return present;
@@ -125,8 +124,15 @@ void Pool::mark_verified(const BlockRef& ref, std::uint32_t epoch) noexcept {
       .verified_epoch.store(epoch, std::memory_order_release);
 }
 
-void Pool::count_loaded(std::uint64_t bytes) noexcept {
-  if (!impl_->core.detached()) impl_->core.count(Counter::loaded_bytes, bytes);
+void Pool::count_loaded(std::span<const BlockRef> refs) noexcept {
+  shm::Core& core = impl_->core;
+  if (core.detached()) return;
+  std::uint64_t bytes = 0;
+  for (const BlockRef& ref : refs) {
+    core.view.descriptor(ref.descriptor_offset).uses.fetch_add(1, std::memory_order_relaxed);
+    bytes += ref.payload_bytes;
+  }
+  core.count(Counter::loaded_bytes, bytes);
 }
 
 void Pool::count_disk(std::uint64_t demoted_bytes, std::uint64_t promoted_bytes,
@@ -157,7 +163,6 @@ std::optional<ReserveStatus> Pool::Impl::taken(const index::ShardGuard& guard,
   if (BlockWord::state(found->word) != BlockState::ready) return ReserveStatus::busy;
   Descriptor& block = core.view.descriptor(found->descriptor_offset);
   stamp(block, core.take_stamps(1));
-  block.uses.fetch_add(1, std::memory_order_relaxed);
   return ReserveStatus::present;
 }
 

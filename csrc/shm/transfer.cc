@@ -49,7 +49,7 @@ bool get(Pool& pool, const Key& key, std::span<std::byte> out) noexcept {
   const bool good = block.payload_bytes == out.size() && verify(pool, block);
   if (good) {
     copy_nt(out.data(), pool.payload(block), out.size());
-    pool.count_loaded(out.size());
+    pool.count_loaded(std::span(&block, 1));
   }
   pool.unpin(std::span(&block, 1));
   return good;

@@ -151,7 +151,7 @@ void CpuEngine::finish_load(LoadJob& job) {
     add(counters_.load_failed, 1);
   } else {
     add(counters_.loaded_blocks, job.lease.count());
-    pool_->count_loaded(job.lease.count() * layout_.block_bytes());
+    pool_->count_loaded(job.lease.refs());
     pool_->touch(job.lease.keys());
   }
   job.lease.release();
