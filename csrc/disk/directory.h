@@ -28,6 +28,7 @@ class StoreDirectory {
   // The pool's index says nothing about these files: it must be begun anew before settle().
   [[nodiscard]] bool index_is_stale() const noexcept { return lock_->alone() && lock_->stranger(); }
   void settle() { lock_->settle(); }
+  [[nodiscard]] bool in_place() const noexcept { return lock_->in_place(); }
   void release() noexcept { lock_->release(); }
 
   [[nodiscard]] const StoreHeader& header() const noexcept { return header_; }

@@ -1,6 +1,7 @@
 #include "disk/region_store.h"
 
-#include <stdexcept>
+#include <atomic>
+#include <cerrno>
 
 #include "disk/writer.h"
 
@@ -67,6 +68,7 @@ class RegionStore::Impl {
   Evictor evictor;
   Writer writer;
   StoreInfo info;
+  std::atomic<bool> in_place{true};  // as tend() saw it last; advice, so relaxed
   bool closed = false;
 };
 
@@ -99,6 +101,10 @@ AppendResult RegionStore::append(std::uint32_t namespace_index, std::span<const 
   for (std::size_t i = 0; i < keys.size(); ++i) {
     items[i] = {keys[i], pool.payload(pinned[i]), pool.checksum(pinned[i])};
   }
+  if (!impl_->in_place.load(std::memory_order_relaxed)) {
+    impl_->context.tally.refused_blocks.fetch_add(items.size(), std::memory_order_relaxed);
+    return {.refused = static_cast<std::uint32_t>(items.size()), .error = ENOENT};
+  }
   return impl_->writer.append(namespace_index, items);
 }
 
@@ -115,6 +121,13 @@ int RegionStore::sync_aged(bool all) { return -impl_->writer.sync_aged(all); }
 bool RegionStore::recover_one() { return impl_->recovery.recover_one(); }
 
 int RegionStore::tend() {
+  // Removed, moved or mounted over: what lies under the name is not ours to write to. If it comes
+  // back, so do we.
+  const bool in_place = impl_->context.directory.in_place();
+  if (impl_->in_place.exchange(in_place, std::memory_order_relaxed) && !in_place) {
+    impl_->context.tally.failed(impl_->context.tally.write_errors, "find the store of", 0, -ENOENT);
+  }
+  if (!in_place) return ENOENT;
   const int regions = impl_->writer.tend_regions();
   const int space = impl_->evictor.shrink();
   return -(regions < 0 ? regions : space);

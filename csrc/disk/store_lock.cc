@@ -119,6 +119,14 @@ void StoreLock::settle() {
   if (code < 0) throw_system("lock store", path_, -code);
 }
 
+bool StoreLock::in_place() const noexcept {
+  FileStatus ours;
+  FileStatus named;
+  return file_.valid() && files_->status(file_.get(), ours) == 0 &&
+         files_->status_of(path_, named) == 0 && ours.inode == named.inode &&
+         ours.device == named.device;
+}
+
 std::string StoreLock::read_text() {
   std::string text(kPage, '\0');
   const iovec part{text.data(), text.size()};

@@ -31,6 +31,9 @@ class StoreLock {
   [[nodiscard]] bool stranger() const noexcept { return stranger_; }
   // Puts our pool's name into the file, if alone, and lets others in. Throws Error{system}.
   void settle();
+  // Whether the file that we hold is still the one under its name: the directory was not removed,
+  // moved or mounted over.
+  [[nodiscard]] bool in_place() const noexcept;
   // Entirely. The file stays.
   void release() noexcept { file_.reset(); }
 

@@ -62,6 +62,9 @@ void Writer::append_batch(Batch batch, AppendResult& result) {
     if (done == 0) {  // no region, no index memory, or the disk failed
       result.refused += static_cast<std::uint32_t>(batch.items.size());
       if (code < 0) result.error = -code;
+      if (open == nullptr && code == 0) {  // no failure of the disk: there is just no place
+        context_.tally.failed(context_.tally.space_errors, "find room for a", 0, -ENOSPC);
+      }
       return;
     }
     batch.items = batch.items.subspan(done);

@@ -140,6 +140,46 @@ TEST(deleted_files_are_misses_while_running_and_after_a_restart) {
   CHECK(side.count_served(std::span(keys).last(2)) == 2);
 }
 
+TEST(a_directory_that_is_gone_refuses_blocks_until_it_is_back) {
+  const Folder folder;
+  StoreSide side(folder.options(), place_in(folder));
+  const auto keys = random_keys(4);
+  CHECK(side.append(std::span(keys).first(2)).written == 2);
+  const std::string directory = place_in(folder).directory;
+  std::filesystem::rename(directory, folder.path() + "/away");
+  CHECK(side.store->tend() == ENOENT);
+  const auto refused = side.append_one(keys[2]);
+  CHECK(refused.refused == 1 && refused.error == ENOENT);
+  CHECK(side.store->counters().last_error.find("No such file") != std::string::npos);
+  // Another pool may start here; it is a store of its own.
+  {
+    const StoreSide other(other_pool(folder, "second"), place_in(folder));
+    CHECK(other.store->info().created);
+    CHECK(side.append_one(keys[2]).refused == 1);
+  }
+  std::filesystem::remove_all(directory);
+  std::filesystem::rename(folder.path() + "/away", directory);
+  CHECK(side.store->tend() == 0);
+  CHECK(side.append(std::span(keys).subspan(2)).written == 2);
+  CHECK(side.count_served(keys) == 4);
+}
+
+TEST(a_file_system_without_room_refuses_blocks_and_says_so) {
+  const Folder folder;
+  StorePlace place = place_in(folder);
+  const auto files = std::make_shared<FaultyFiles>(place.files);
+  place.files = files;
+  StoreSide side(folder.options(), place);
+  files->set_available(1 * kMiB);
+  const auto keys = random_keys(2);
+  const auto refused = side.append(keys);
+  CHECK(refused.refused == 2 && refused.error == 0);  // the disk works: no reason to rest
+  CHECK(side.store->counters().space_errors == 1);
+  CHECK(std::filesystem::is_empty(place.directory + "/regions"));
+  files->set_available(1024 * kMiB);
+  CHECK(side.append(keys).written == 2 && side.count_served(keys) == 2);
+}
+
 TEST(what_is_not_a_file_under_a_regions_name_costs_that_region_only) {
   const Folder folder;
   const auto keys = left_behind(folder, 8);

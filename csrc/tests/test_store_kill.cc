@@ -1,0 +1,133 @@
+// Several processes write, read, evict and tend one store while they are killed at any moment, with
+// nothing left to tidy up: the pool stays sound, every block in the index is served with the right
+// bytes, the store stays within its size, and another pool finds the files as it should.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <ctime>
+#include <random>
+
+#include "tests/store_rig.h"
+
+namespace hpkv::test {
+
+using disk::RegionState;
+
+constexpr std::size_t kKeys = 400;
+constexpr std::size_t kProcesses = 3;
+
+PoolOptions pool_of(const Folder& folder) {
+  PoolOptions options = folder.options();
+  options.quarantine_ns = kMillisecond;
+  return options;
+}
+
+// What a process does until it is killed. Exits only when something is wrong.
+[[noreturn]] void work(const Folder& folder, std::uint64_t seed) {
+  try {
+    std::mt19937_64 random(seed);
+    const auto keys = random_keys(kKeys);
+    StoreSide side(pool_of(folder), place_in(folder));
+    for (;;) {
+      const std::size_t at = random() % (kKeys - 4);
+      const auto some = std::span(keys).subspan(at, 1 + random() % 4);
+      switch (random() % 8) {
+        case 0:
+          side.pool->maintain();
+          break;
+        case 1:
+          static_cast<void>(side.store->tend());
+          break;
+        case 2:
+          static_cast<void>(side.store->recover_one());
+          break;
+        case 3:
+          static_cast<void>(side.store->sync_aged(true));
+          break;
+        case 4:
+          for (const Key& key : some) static_cast<void>(side.serves(key));
+          if (side.store->counters().bad_blocks != 0) ::_exit(3);
+          break;
+        default: {
+          std::vector<BlockRef> refs(some.size());
+          for (const Key& key : some) static_cast<void>(put_one(*side.pool, side.index, key));
+          const std::size_t pinned = side.pool->pin(some, refs);
+          refs.resize(pinned);
+          static_cast<void>(side.store->append(side.index, refs, some.first(pinned)));
+          side.pool->unpin(refs);
+        }
+      }
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "        in a process: %s\n", error.what());
+    ::_exit(2);
+  }
+}
+
+pid_t start(const Folder& folder, std::uint64_t seed) {
+  const pid_t child = ::fork();
+  if (child == 0) work(folder, seed);
+  CHECK(child > 0);
+  return child;
+}
+
+void require_killed(pid_t child) {
+  int status = 0;
+  CHECK(::kill(child, SIGKILL) == 0 && ::waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+TEST(processes_killed_at_any_moment_leave_a_sound_pool_and_a_store_that_serves) {
+  const Folder folder;
+  const auto seed = std::random_device{}();
+  std::printf("        seed %u\n", seed);
+  std::mt19937_64 random(seed);
+  std::vector<pid_t> children;
+  for (std::size_t i = 0; i < kProcesses; ++i) children.push_back(start(folder, random()));
+  for (int kill = 0; kill < 60; ++kill) {
+    const timespec pause{0, static_cast<long>(random() % 20'000'000)};
+    ::nanosleep(&pause, nullptr);  // the moment is meant to be any
+    pid_t& child = children[random() % kProcesses];
+    require_killed(child);
+    child = start(folder, random());
+    CHECK(bytes_in(place_in(folder).directory) <= kStoreBytes);
+  }
+  for (const pid_t child : children) require_killed(child);
+  const auto keys = random_keys(kKeys);
+  std::size_t on_disk = 0;
+  {
+    StoreSide side(pool_of(folder), place_in(folder));
+    CHECK(!side.store->info().took_over);  // the pool outlived them all
+    for (int i = 0; i < 3; ++i) {
+      side.pool->maintain();
+      const timespec quarantine{0, 2 * kMillisecond};
+      ::nanosleep(&quarantine, nullptr);
+    }
+    require_sound(*side.pool);
+    side.recover_all();
+    for (const Key& key : keys) {
+      if (!side.on_disk(key)) continue;
+      ++on_disk;
+      CHECK(side.serves(key));
+    }
+    CHECK(side.regions_in(RegionState::recovering) == 0);
+    CHECK(side.regions_in(RegionState::sealing) == 0);
+    CHECK(side.store->tend() == 0);
+    CHECK(side.append(std::span(keys).first(8)).refused == 0);
+    CHECK(side.count_served(std::span(keys).first(8)) == 8);
+    on_disk = side.catalog->stats().entries;
+  }
+  CHECK(on_disk > 40);
+  StoreSide other(other_pool(folder, "second"), place_in(folder));
+  other.recover_all();
+  std::size_t served = other.count_served(keys);
+  std::printf("        %zu blocks, %zu after a reboot\n", on_disk, served);
+  CHECK(served >= on_disk);
+  CHECK(other.store->counters().bad_blocks == 0);
+  require_sound(*other.pool);
+}
+
+}  // namespace hpkv::test
+
+TEST_MAIN
