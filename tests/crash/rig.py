@@ -25,13 +25,14 @@ from typing import Self
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "crash-rig"
 CLIENT = BUILD / "csrc" / "tests" / "pool_client"
+STORE_CLIENT = BUILD / "csrc" / "tests" / "store_client"
 TIMEOUT_S = 120.0
 POOL_BYTES = 16 << 20
 SMALL, LARGE = 4 << 10, 700 << 10
 
 
-def build_client() -> Path:
-    """The client program, built (or brought up to date) with cmake. Blocks for up to minutes."""
+def build_client(program: Path = CLIENT) -> Path:
+    """A client program, built (or brought up to date) with cmake. Blocks for up to minutes."""
     # cmake and ninja come with the virtual environment that runs this.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
@@ -45,8 +46,8 @@ def build_client() -> Path:
     if not (BUILD / "build.ninja").exists():
         kind = "-DCMAKE_BUILD_TYPE=RelWithDebInfo"
         cmake("-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DHPKV_TESTS=ON", kind)
-    cmake("--build", str(BUILD), "--target", "pool_client")
-    return CLIENT
+    cmake("--build", str(BUILD), "--target", program.name)
+    return program
 
 
 def point_names() -> list[str]:
@@ -64,12 +65,12 @@ class Died(Exception):
 
 
 class Client:
-    """One pool client process. Use as a context manager: it never outlives the block."""
+    """One client process. Use as a context manager: it never outlives the block."""
 
-    def __init__(self, directory: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, prefix: Sequence[str] = (), program: Path = CLIENT) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [*prefix, str(CLIENT)],
+            [*prefix, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
