@@ -39,6 +39,7 @@ bool Writer::adopt(std::uint64_t stride) {
     if (info.used >= info.capacity) continue;
     if (!context_.catalog->claim(i, RegionState::open, RegionState::open)) continue;
     info = context_.catalog->region(i);
+    context_.files.drop(i);  // its last owner may have made the file anew
     int code = 0;
     const auto header = context_.files.header(i, code);
     const RegionFiles::Handle file = header ? context_.files.open(i, code) : nullptr;
@@ -125,6 +126,7 @@ bool Writer::give_way(std::uint64_t stride) {
     const RegionInfo info = context_.catalog->region(i);
     if (info.state != RegionState::open || info.owned) continue;
     if (!context_.catalog->claim(i, RegionState::open, RegionState::sealing)) continue;
+    context_.files.drop(i);
     return seal_region(context_, i) == 0;
   }
   for (const auto& [other, open] : open_) {
@@ -236,6 +238,7 @@ int Writer::tend_orphan(const RegionInfo& info, bool crowded) {
       seen->second == state) {
     return 0;
   }
+  context_.files.drop(info.region);  // its last owner may have made the file anew
   int code = 0;
   const auto header = context_.files.header(info.region, code);
   const bool gone = code == -ENOENT || (code == 0 && !header) ||

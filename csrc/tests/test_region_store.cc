@@ -2,9 +2,10 @@
 // given up in time. Damage and refusals are in test_store_damage.cc, power loss in
 // test_store_power_loss.cc.
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <random>
-#include <set>
+#include <thread>
 
 #include "tests/store_rig.h"
 
@@ -308,6 +309,31 @@ TEST(clearing_a_namespace_leaves_the_others) {
   expect_after_reboot(folder, std::span(keys).last(3), "second");
 }
 
+TEST(a_region_whose_file_was_made_anew_elsewhere_is_not_written_through_an_old_handle) {
+  const Folder folder;
+  StorePlace place = place_in(folder);
+  const auto files = std::make_shared<FaultyFiles>(place.files);
+  place.files = files;
+  const auto keys = random_keys(8);
+  {
+    StoreSide stays(folder.options(), place_in(folder));
+    {
+      StoreSide leaves(folder.options(), place);
+      CHECK(leaves.append(std::span(keys).first(4)).written == 4);  // fills region 0
+      CHECK(stays.serves(keys[0]));                                 // by a handle of its own
+      files->set_available(1);
+      CHECK(leaves.store->tend() == 0);  // removes the file
+      CHECK(!leaves.on_disk(keys[0]));
+      files->set_available(1024 * kMiB);
+      CHECK(leaves.append(std::span(keys).subspan(4, 2)).written == 2);
+    }
+    CHECK(stays.append(std::span(keys).last(2)).written == 2);  // goes on in it, and seals it
+    CHECK(stays.regions_in(RegionState::sealed) == 1);
+    CHECK(stays.count_served(std::span(keys).last(4)) == 4);
+  }
+  expect_after_reboot(folder, std::span(keys).last(4), "second");
+}
+
 TEST(descriptors_of_namespaces_that_no_block_has_go_when_a_new_one_comes) {
   const Folder folder;
   const auto keys = random_keys(3);
@@ -348,6 +374,58 @@ TEST(verify_reads_every_block_and_drops_bad_ones_only_when_asked) {
   CHECK(side.store->verify({}, false).bad == 0);
   const auto stopped = side.store->verify([](const auto&) { return false; }, false);
   CHECK(!stopped.complete && stopped.blocks > 0 && stopped.blocks < 8);
+}
+
+TEST(threads_that_write_read_sync_and_evict_at_once_see_right_bytes_or_none) {
+  const Folder folder;
+  StoreSide side(folder.options(), place_in(folder));
+  const auto keys = random_keys(400);
+  std::atomic<bool> done{false};
+  std::atomic<std::uint64_t> served{0};
+  std::vector<std::thread> threads;
+  std::atomic<int> failures{0};
+  const auto run = [&](auto&& body) {
+    threads.emplace_back([&, body] {
+      try {
+        for (std::uint64_t turn = 0; !done.load(); ++turn) body(turn);
+      } catch (const std::exception& error) {
+        std::printf("        %s\n", error.what());
+        failures.fetch_add(1);
+      }
+    });
+  };
+  for (int reader = 0; reader < 2; ++reader) {
+    run([&](std::uint64_t turn) {
+      disk::DiskRef ref;
+      const Key& key = keys[turn * 7 % keys.size()];
+      if (!side.catalog->find(key, ref)) return;
+      const disk::AlignedBytes buffer(20'480);
+      std::byte* target = buffer.data();
+      ReadOutcome outcome{};
+      side.store->read(std::span(&ref, 1), std::span(&target, 1), std::span(&outcome, 1));
+      const auto expected = payload_of(key, kStoreBlock);
+      if (outcome == ReadOutcome::ok) {
+        CHECK(std::equal(expected.begin(), expected.end(), target));
+        served.fetch_add(1);
+      }
+      CHECK(outcome == ReadOutcome::ok || outcome == ReadOutcome::stale);
+    });
+  }
+  run([&](std::uint64_t) {
+    CHECK(side.store->sync_aged(true) == 0);
+    CHECK(side.store->tend() == 0);
+  });
+  run([&](std::uint64_t turn) {
+    if (turn % 256 == 0) side.store->make_room(20'480);
+  });
+  for (std::size_t at = 0; at < 2 * keys.size(); at += 4) {
+    CHECK(side.append(std::span(keys).subspan(at % keys.size(), 4)).error == 0);
+  }
+  while (served.load() == 0 && failures.load() == 0) std::this_thread::yield();
+  done.store(true);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(failures == 0 && side.store->counters().bad_blocks == 0);
+  require_sound(*side.pool);
 }
 
 // Random appends, evictions, restarts of the same pool and of another one, clearings, against a map
