@@ -133,6 +133,18 @@ struct StoreSide {
   std::uint32_t index = 0;
 };
 
+inline std::string region_file(const Folder& folder, int region) {
+  return place_in(folder).directory + "/regions/0000" + std::to_string(region) + ".hpkv";
+}
+
+// A store with `count` blocks, left by its pool; the keys in the order of their records.
+inline std::vector<Key> left_behind(const Folder& folder, std::size_t count) {
+  StoreSide side(folder.options(), place_in(folder));
+  auto keys = random_keys(count);
+  CHECK(side.append(keys).written == count);
+  return keys;
+}
+
 // Writes over bytes of a file, behind the store's back.
 inline void overwrite(const std::string& path, std::uint64_t offset, std::span<const char> bytes) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
