@@ -57,11 +57,17 @@ class StoreClient {
     return "open";
   }
 
-  // die N: at the N-th call of the file system from now.
+  // die CALL|any N: before the N-th such call of the file system from now.
   std::string die(const Words& w) {
-    auto left = std::make_shared<std::atomic<std::int64_t>>(std::stoll(w.at(1)));
-    files_->set_hook([left](FileCall, const std::string&) {
-      if (left->fetch_sub(1) == 1) ::kill(::getpid(), SIGKILL);
+    static const std::map<std::string, FileCall> kCalls = {{"write", FileCall::write},
+                                                           {"read", FileCall::read},
+                                                           {"sync", FileCall::sync},
+                                                           {"reserve", FileCall::reserve}};
+    const bool any = w.at(1) == "any";
+    const FileCall fatal = any ? FileCall::open : kCalls.at(w.at(1));
+    auto left = std::make_shared<std::atomic<std::int64_t>>(std::stoll(w.at(2)));
+    files_->set_hook([any, fatal, left](FileCall call, const std::string&) {
+      if ((any || call == fatal) && left->fetch_sub(1) == 1) ::kill(::getpid(), SIGKILL);
       return 0;
     });
     return "armed";
@@ -148,7 +154,7 @@ class StoreClient {
 const std::map<std::string, StoreClient::Command>& StoreClient::commands() {
   static const std::map<std::string, Command> table = {
       {"open", &StoreClient::open},  // POOL_DIR STORE_DIR STORE_BYTES KEYS BACKGROUND(0|1)
-      {"die", &StoreClient::die},    // CALLS
+      {"die", &StoreClient::die},    // write|read|sync|reserve|any NUMBER
       {"work", &StoreClient::work},  // SEED STEPS
       {"serve", &StoreClient::serve},
       {"on_disk", &StoreClient::on_disk},
