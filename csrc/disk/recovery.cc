@@ -1,6 +1,8 @@
 #include "disk/recovery.h"
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "base/points.h"
 #include "disk/aligned.h"
@@ -10,6 +12,7 @@ namespace {
 
 constexpr std::int64_t kRestNs = 30 * kSecond;  // after the disk failed, or the index had no memory
 constexpr int kBeginTries = 5;
+constexpr int kEnterTries = 20;            // each waits for a lock itself
 constexpr std::uint32_t kScanAhead = 256;  // headers that the disk may be working on
 constexpr std::uint64_t kScanBytes = std::uint64_t{1} << 20U;
 
@@ -135,7 +138,12 @@ bool Recovery::enter(std::uint32_t region, const Found& found) {
   if (!index) return false;
   Catalog& catalog = *context_.catalog;
   DiskRef ref;
+  // On a busy machine a lock may not be free in time: a block is not lost for that.
   ReserveStatus status = catalog.reserve(region, found.number, *index, found.key, ref);
+  for (int i = 0; i < kEnterTries && status == ReserveStatus::busy; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    status = catalog.reserve(region, found.number, *index, found.key, ref);
+  }
   if (status == ReserveStatus::present && found.synced) {
     DiskRef other;
     if (catalog.find(found.key, other) &&

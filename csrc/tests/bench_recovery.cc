@@ -130,11 +130,11 @@ void measure(const std::string& directory, std::uint64_t blocks, std::uint64_t b
   }
   std::size_t found = 0;
   const double with = seconds_to_recover(folder, place, "second", threads, found);
-  std::printf("%zu of %lu blocks of %lu bytes, %d threads: %.3f s with summaries", found, blocks,
-              block_bytes, threads, with);
+  CHECK(found == blocks);
   wipe_summaries(place.directory, region_bytes, capacity);
   const double without = seconds_to_recover(folder, place, "third", threads, found);
-  std::printf(", %.3f s without (%zu found)\n", without, found);
+  CHECK(found == blocks);
+  std::printf("%.4f %.4f\n", with, without);
 }
 
 }  // namespace

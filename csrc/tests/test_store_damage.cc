@@ -1,7 +1,5 @@
 // A store whose files, disk or neighbours do what they should not: misses, counters, refusals that
 // say why, and recovery without a restart once the cause is gone.
-#include <unistd.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <thread>
