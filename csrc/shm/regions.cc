@@ -77,7 +77,7 @@ bool Regions::move(std::uint32_t region, RegionState from, RegionState to, bool 
 
 bool Regions::begin(std::uint32_t region, std::uint32_t file_generation, std::uint64_t stride,
                     std::uint32_t capacity) noexcept {
-  if (!empty(region)) return false;
+  if (!empty(region) || !await_shards()) return false;
   RegionRecord& record = core_.view.region(region);
   const std::uint32_t room = record.entries_capacity.load(std::memory_order_relaxed);
   if (capacity > room) {
@@ -102,6 +102,15 @@ bool Regions::begin(std::uint32_t region, std::uint32_t file_generation, std::ui
   record.stride.store(stride, std::memory_order_release);
   record.file_generation.store(file_generation, std::memory_order_release);
   HPKV_POINT("begin_region.begun");
+  return true;
+}
+
+// Until whoever was taking an entry out, and had freed it already, has counted it too.
+bool Regions::await_shards() noexcept {
+  for (std::size_t shard = 0; shard < kShardCount; ++shard) {
+    const index::ShardGuard guard(core_, shard);
+    if (!guard) return false;
+  }
   return true;
 }
 

@@ -41,6 +41,7 @@ class Regions {
   void grow(std::size_t shard) noexcept;
 
  private:
+  [[nodiscard]] bool await_shards() noexcept;
   // Memory for an array or a table while the index has less than these eighths of the pool; may end
   // the coldest run of blocks for it.
   [[nodiscard]] std::optional<std::uint64_t> take_memory(std::uint64_t bytes,
