@@ -77,7 +77,7 @@ bool Regions::move(std::uint32_t region, RegionState from, RegionState to, bool 
 
 bool Regions::begin(std::uint32_t region, std::uint32_t file_generation, std::uint64_t stride,
                     std::uint32_t capacity) noexcept {
-  if (!empty(region) || !await_shards()) return false;
+  if (!empty(region)) return false;
   RegionRecord& record = core_.view.region(region);
   const std::uint32_t room = record.entries_capacity.load(std::memory_order_relaxed);
   if (capacity > room) {
@@ -96,7 +96,8 @@ bool Regions::begin(std::uint32_t region, std::uint32_t file_generation, std::ui
     record.entries_capacity.store(wanted, std::memory_order_release);
   }
   record.used.store(0, std::memory_order_release);
-  record.live.store(0, std::memory_order_release);
+  // Not while somebody is stopped between freeing an entry and counting it: then it stays too high.
+  if (await_shards()) record.live.store(0, std::memory_order_release);
   record.sequence.store(0, std::memory_order_release);
   record.capacity.store(capacity, std::memory_order_release);
   record.stride.store(stride, std::memory_order_release);

@@ -118,14 +118,14 @@ def test_killed_while_burying_the_dead_leaves_a_sound_pool(folder: Path, point: 
         survivor.open()
         index = store_kept(survivor)
         undertaker.open()
-        with Client(folder) as reserving, Client(folder) as holder:
+        # The demoter first: to begin a region it takes every shard's lock once, and would clean up.
+        with Client(folder) as demoter, Client(folder) as reserving, Client(folder) as holder:
+            demoter.open()
             reserving.open()
             holder.open()
+            die_in_the_disk_index(demoter)
             die_reserving_memory(reserving)
             die_holding_a_dirty_shard(holder, index)
-        with Client(folder) as demoter:
-            demoter.open()
-            die_in_the_disk_index(demoter)
         undertaker.ask(f"arm {point} 1 kill")
         with pytest.raises(Died, match=r"maintain|end of output"):
             for _ in range(4):
