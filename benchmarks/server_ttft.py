@@ -2,9 +2,9 @@
 
 SmolLM2-135M on the real server on this CPU, one request at a time.
 
-    time to first token   the same prompt as a device hit and as a host hit, in pairs that take
-                          turns (a flush empties the device tree between them; the pool keeps its
-                          blocks), beside computing a prompt of that length for the first time
+    time to first token   the same prompt as a device hit, a host hit and a disk hit, in turns (a
+                          flush empties the device tree before the second, the host pool is emptied
+                          before the third), and now and then computing a prompt of that length
     decode                tokens per second of a server with the plugin and of one without, in pairs
                           that take turns; the tiers have nothing to do meanwhile
 
@@ -26,8 +26,10 @@ from rich.progress import track
 from hpkv_testing.client import Answer, Ask
 from hpkv_testing.server import Server, ServerConfig, start_all
 from hpkv_testing.smollm2 import fast_dtype, smollm2_checkpoint
+from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 
 DECODE_TOKENS = 64
+COLD_EVERY = 5  # rounds; computing thousands of tokens on a CPU takes a minute
 
 
 def prompt(tokens: int, seed: int) -> list[int]:
@@ -44,24 +46,33 @@ def seconds(answer: Answer) -> float:
     return answer.ttft_s
 
 
-def measure_hits(report: Report, server: Server, length: int, pairs: int) -> None:
+def measure_hits(report: Report, server: Server, pool: Path, length: int, pairs: int) -> None:
     tokens = prompt(length, seed=1)
     first_token(server, tokens)
-    device, host, cold, ratios = [], [], [], []
+    wait_until_on_disk(pool)
+    device, host, disk, cold, ratios = [], [], [], [], []
     for index in track(range(pairs), f"{length} tokens", console=Console(stderr=True)):
         hit = first_token(server, tokens)
         assert hit.cached_on("host") == 0 and hit.cached_on("device") > 0, "not a device hit"
         server.flush_cache()
         loaded = first_token(server, tokens)
         assert loaded.cached_on("host") > 0, "not a host hit"
-        assert loaded.output_ids == hit.output_ids
-        cold.append(seconds(first_token(server, prompt(length, seed=100 + index))))
+        server.flush_cache()
+        empty_host_pool(pool)
+        promoted = first_token(server, tokens)
+        assert promoted.cached_on("storage") == loaded.cached_on("host"), "not a disk hit"
+        assert loaded.output_ids == hit.output_ids == promoted.output_ids
+        if index % COLD_EVERY == 0:
+            cold.append(seconds(first_token(server, prompt(length, seed=100 + index))))
+            first_token(server, tokens)
         device.append(seconds(hit))
         host.append(seconds(loaded))
+        disk.append(seconds(promoted))
         ratios.append(host[-1] / device[-1])
     name = f"{length} tokens"
     report.add(f"{name}: device hit", Spread.of(1000 * s for s in device), "ms")
     report.add(f"{name}: host hit", Spread.of(1000 * s for s in host), "ms")
+    report.add(f"{name}: disk hit", Spread.of(1000 * s for s in disk), "ms")
     report.add(f"{name}: computed", Spread.of(1000 * s for s in cold), "ms")
     report.add(f"{name}: host hit / device hit", Spread.of(ratios), "ratio", aim="<= 1.15")
 
@@ -90,7 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--directory", type=Path, default=None, help="where the disk tier goes")
     arguments = parser.parse_args()
 
     folder = Path(mkdtemp(prefix="hpkv-bench-", dir="/dev/shm"))
@@ -100,19 +112,26 @@ def main() -> None:
         "max_total_tokens": 8192,
         "page_size": 64,
     }
-    flags = ("--enable-hpkv", "--hpkv-share-mem-path", str(folder / "pool"))
+    pool, store = folder / "pool", Path(mkdtemp(prefix="hpkv-bench-", dir=arguments.directory))
+    flags = (
+        "--enable-hpkv",
+        *("--hpkv-share-mem-path", str(pool)),
+        *("--hpkv-storage-path", str(store / "store"), "--hpkv-storage-size", "4g"),
+        *("--hpkv-promote-policy", "wait_complete"),
+    )
     tiered = Server(ServerConfig(flags=(*flags, "--hpkv-mem-pool-size", "1g"), **common))
     plain = Server(ServerConfig(**common))
     report = Report("What does a hit cost a request, and the idle plugin a server?")
     try:
         start_all([tiered, plain])
         for length in arguments.tokens:
-            measure_hits(report, tiered, length, arguments.pairs)
+            measure_hits(report, tiered, pool, length, arguments.pairs)
         measure_decode(report, tiered, plain, arguments.pairs)
     finally:
         for server in (tiered, plain):
             server.kill()
         shutil.rmtree(folder)
+        shutil.rmtree(store)
     report.print(as_json=arguments.json)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +17,7 @@ import pytest
 from hpkv_testing.client import Ask
 from hpkv_testing.faults import faults_env
 from hpkv_testing.fixtures import ServerFactory
+from hpkv_testing.models import TinyLlama, checkpoint
 from hpkv_testing.server import Server, ServerStartError
 from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 from tests.e2e.support import (
@@ -30,6 +35,7 @@ from tests.e2e.support import (
 pytestmark = pytest.mark.server
 
 LENGTH = 500
+KILL_ROUNDS = int(os.environ.get("HPKV_KILL_ROUNDS", "3"))  # 20 for a thorough run
 
 
 @pytest.fixture
@@ -80,22 +86,26 @@ def test_disk_hits_give_the_answers_of_device_hits_at_every_length(
 
 
 def test_a_host_pool_a_quarter_of_the_device_pool_spills_through_to_disk(
-    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+    server_factory: ServerFactory, pool: Path, store: Path
 ) -> None:
-    """64 MiB on the device, 16 MiB in the pool, 100 MiB of prompts."""
+    """8 KiB a token: 64 MiB on the device, 16 MiB in the pool, 120 MiB of prompts."""
+    model = checkpoint(TinyLlama(layers=8, kv_heads=8))
+    patient = ("--hpkv-promote-policy", "wait_complete")
     config = tiered(
-        llama_checkpoint, pool, *storage_flags(store, "512m"), size="16m", max_total_tokens=65_536
+        model, pool, *storage_flags(store, "512m"), *patient, size="16m", max_total_tokens=8192
     )
     (server,) = server_factory.fresh(config)
-    work = prompts(200, LENGTH, seed=7)
+    work = prompts(30, LENGTH, seed=7)
     references = server.generate_many([ask(tokens) for tokens in work])
-    answers = server.generate_many([ask(tokens) for tokens in work])
+    coldest = [server.generate(ask(tokens)) for tokens in work[:6]]
+    assert all(answer.cached_tokens == cacheable(LENGTH) for answer in coldest)
+    assert all(answer.cached_on("storage") > 0 for answer in coldest)
+    # All at once want more of the host pool than it has: who gets no place computes.
+    answers = coldest + server.generate_many([ask(tokens) for tokens in work[6:]])
     for answer, reference in zip(answers, references, strict=True):
         assert answer.output_ids == reference.output_ids
         tiers = [answer.cached_on(tier) for tier in ("device", "host", "storage")]
         assert sum(tiers) == answer.cached_tokens
-    from_disk = sum(answer.cached_on("storage") for answer in answers)
-    assert from_disk > 10 * LENGTH, "most of what left the device is on disk only"
     server.kill()
 
 
@@ -189,11 +199,11 @@ def test_a_second_pool_on_a_live_store_is_refused_by_name(
 def test_kill_nine_while_spilling_leaves_a_sound_store(
     server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
 ) -> None:
-    """Three rounds; every second one also loses the pool, as a reboot does."""
+    """Field report F29. Every second round also loses the pool, as a reboot does."""
     config = tiered(llama_checkpoint, pool, *storage_flags(store, "128m"), size="16m")
     (kept,) = prompts(1, LENGTH, seed=14)
     reference = None
-    for round_number in range(3):
+    for round_number in range(KILL_ROUNDS):
         (server,) = server_factory.fresh(config)
         if reference is None:
             reference = device_hit(server, kept)
@@ -208,3 +218,16 @@ def test_kill_nine_while_spilling_leaves_a_sound_store(
         assert used <= 128 << 20
         if round_number % 2 == 1:
             shutil.rmtree(pool)
+        verified = json.loads(hpkv("verify", pool, store))
+        assert verified["bad"] == verified["io_errors"] == 0
+        assert verified["blocks"] == verified["total_blocks"] > 0
+
+
+def hpkv(command: str, pool: Path, store: Path) -> str:
+    """What the installed program prints."""
+    program = Path(sys.executable).with_name("hpkv")
+    places = ("--path", str(pool), "--storage-path", str(store))
+    done = subprocess.run(
+        [program, command, *places, "--json"], capture_output=True, text=True, check=False
+    )
+    return done.stdout

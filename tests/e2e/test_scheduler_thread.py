@@ -12,6 +12,7 @@ import pytest
 from hpkv_testing.faults import faults_env
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
+from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 from tests.e2e.support import (
     ask,
     assert_same_answer,
@@ -19,6 +20,7 @@ from tests.e2e.support import (
     device_hit,
     pool_directory,
     prompts,
+    storage_flags,
     tiered,
 )
 
@@ -26,12 +28,23 @@ pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")
-def server(server_factory: ServerFactory, llama_checkpoint: Path) -> Iterator[Server]:
-    with pool_directory() as pool:
-        watched = faults_env({"count": True, "rank": 0}, {"audit": True, "rank": 0})
-        (server,) = server_factory.fresh(tiered(llama_checkpoint, pool, tp_size=2, env=watched))
-        yield server
-        server.kill()
+def pool() -> Iterator[Path]:
+    with pool_directory() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server(
+    server_factory: ServerFactory,
+    llama_checkpoint: Path,
+    pool: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
+    watched = faults_env({"count": True, "rank": 0}, {"audit": True, "rank": 0})
+    flags = storage_flags(tmp_path_factory.mktemp("store") / "store")
+    (server,) = server_factory.fresh(tiered(llama_checkpoint, pool, *flags, tp_size=2, env=watched))
+    yield server
+    server.kill()
 
 
 def counts(server: Server) -> list[tuple[int, int]]:
@@ -61,10 +74,17 @@ def test_decoding_makes_no_collective(server: Server) -> None:
     assert collectives <= 6
 
 
-def test_nothing_is_opened_imported_or_compiled_inside_the_tiers(server: Server) -> None:
+def test_nothing_is_opened_imported_or_compiled_inside_the_tiers(
+    server: Server, pool: Path
+) -> None:
+    """Device, host and disk hits; the disk is read by the core's threads."""
     work = prompts(4, 700, seed=63)
     for tokens in work + work:
         server.generate(ask(tokens))
+    wait_until_on_disk(pool)
+    server.flush_cache()
+    empty_host_pool(pool)
+    assert sum(server.generate(ask(tokens)).cached_on("storage") for tokens in work) > 0
     server.flush_cache()
     reports = re.findall(r"hpkv-test: inside the tiers: (\[.*\])", server.log_text())
     assert reports[-1] == "[]"
