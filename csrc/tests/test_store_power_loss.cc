@@ -47,14 +47,16 @@ class Workload {
     CHECK(disk_->make_directory("/disk") == 0);  // whoever makes the parent also syncs it
     CHECK(disk_->sync_directory("") == 0);
     side_.emplace(pool, place);
+    other_.emplace(pool, place);
     created_ = disk_->change_count();
     disk_->set_observer([this](const DiskChange& change) { watch_order(change); });
     run();
     disk_->set_observer({});
+    other_.reset();
     side_.reset();
   }
 
-  std::vector<Key> keys = random_keys(120);
+  std::vector<Key> keys = random_keys(130);
   std::vector<Moment> moments;
   std::vector<std::string> violations;
 
@@ -66,15 +68,12 @@ class Workload {
     note(false);
     const std::uint32_t each = side_->records_per_region();
     const std::size_t places = std::size_t{each} * side_->store->info().region_count;
-    const std::size_t first_hot = 2;
-    for (std::size_t step = 0; next_ + 3 < keys.size(); ++step) {
-      append(1 + step % 3);
+    for (std::size_t step = 0; next_ + 7 < keys.size(); ++step) {
+      append(*side_, 1 + step % 3);
+      append(*other_, step % 3 == 0 ? 4 : 1);
       if (step % 5 == 2) sync();
-      if (step == 4) {  // the region that is open changes hands
-        side_->store->tend();
-        note(false);
-      }
-      touch(first_hot);
+      // In every region something is worth carrying over.
+      for (std::size_t key = 0; key < next_; key += 3) touch(key);
       if (next_ > places + each && step % 9 == 0) shrink();
     }
     sync();
@@ -83,14 +82,14 @@ class Workload {
     CHECK(counters.carried_blocks > 0 && counters.regions_removed > 0);
     CHECK(counters.regions_evicted > counters.regions_removed);
   }
-  void append(std::size_t count) {
-    CHECK(side_->append(std::span(keys).subspan(next_, count)).written == count);
+  void append(StoreSide& side, std::size_t count) {
+    CHECK(side.append(std::span(keys).subspan(next_, count)).written == count);
     next_ += count;
     CHECK(side_->pool->clear() > 0);
     note(false);
   }
   void sync() {
-    CHECK(side_->store->sync_aged(true) == 0);
+    CHECK(side_->store->sync_aged(true) == 0 && other_->store->sync_aged(true) == 0);
     note(true);
   }
   void touch(std::size_t key) {
@@ -136,6 +135,7 @@ class Workload {
 
   std::shared_ptr<MemoryDisk> disk_;
   std::optional<StoreSide> side_;
+  std::optional<StoreSide> other_;  // another process of the same pool
   std::size_t created_ = 0;
   std::size_t next_ = 0;
 };
