@@ -68,14 +68,15 @@ void Catalog::attach(const StoreId& id, std::uint32_t region_count, std::uint64_
       return;
     case shm::Regions::Attached::other_store: {
       const shm::Superblock& super = impl.core.super();
-      throw Error(ErrorKind::store,
-                  "attach store " + hex(words) + " (" + std::to_string(region_count) +
-                      " regions of " + std::to_string(region_bytes) + " bytes): pool " +
-                      pool_->info().path + " belongs to store " +
-                      hex({super.store_id[0].load(), super.store_id[1].load()}) + " (" +
-                      std::to_string(super.region_count.load()) + " regions of " +
-                      std::to_string(super.region_bytes.load()) +
-                      " bytes): give both servers one --hpkv-storage-path, or each its own pool");
+      throw Error(
+          ErrorKind::store,
+          "attach store " + hex(words) + " (" + std::to_string(region_count) + " regions of " +
+              std::to_string(region_bytes) + " bytes): pool " + pool_->info().path +
+              " belongs to store " + hex({super.store_id[0].load(), super.store_id[1].load()}) +
+              " (" + std::to_string(super.region_count.load()) + " regions of " +
+              std::to_string(super.region_bytes.load()) +
+              " bytes): give both servers one --hpkv-storage-path, or each its own pool; if "
+              "that store was deleted, stop the servers and delete the pool too");
     }
     case shm::Regions::Attached::no_memory:
       throw Error(ErrorKind::space, "attach store " + hex(words) + ": pool " + pool_->info().path +

@@ -11,7 +11,7 @@
 namespace hpkv::disk {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{50};
+constexpr std::chrono::milliseconds kTick{20};
 constexpr std::chrono::seconds kStuck{1};  // pause when blocks are due and none could be written
 constexpr std::size_t kSurveyBlocks = 4096;
 // A walk over a large pool takes long; it may take this part of one core.

@@ -1,6 +1,6 @@
 // Host pool to disk, in the background: keeps enough of the pool free, or droppable because it is
-// on disk too, that nobody who stores a block has to wait. It starts when less than an eighth of
-// the pool is so and stops at a quarter; the coldest blocks go first, each prefix in one piece,
+// on disk too, that nobody who stores a block has to wait. It starts when less than a quarter of
+// the pool is so and stops at a half; the coldest blocks go first, each prefix in one piece,
 // head to tail in the file. Nobody waits for it: a block that must go before its turn is dropped.
 // When nothing was stored or loaded for a second it writes the rest too, a little at a time, so
 // that a reboot nobody announced finds a warm disk.
@@ -33,8 +33,8 @@ DemoteResult demote(Tier& tier, std::uint32_t namespace_index, std::span<const K
 class Demoter {
  public:
   struct Watermarks {
-    std::uint32_t start_sixteenths = 2;  // of the pool: below, it begins
-    std::uint32_t stop_sixteenths = 4;   // there it ends
+    std::uint32_t start_sixteenths = 4;  // of the pool: below, it begins
+    std::uint32_t stop_sixteenths = 8;   // there it ends
   };
 
   explicit Demoter(std::shared_ptr<Tier> tier);
