@@ -26,7 +26,7 @@ from hpkv_testing.server import Server, ServerConfig, ServerStartError, start_al
 from hpkv_testing.smollm2 import fast_dtype, smollm2_checkpoint
 from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 
-DEVICE_TOKENS = 2048  # less than the conversations need together
+DEVICE_TOKENS = 1536  # less than the conversations need together
 TEXT_CHARACTERS = 2400  # about six hundred tokens
 
 console = Console(highlight=False)
@@ -174,7 +174,7 @@ _FOOTNOTE = (
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--conversations", type=int, default=4, help="how many (default 4)")
+    parser.add_argument("--conversations", type=int, default=3, help="how many (default 3)")
     parser.add_argument("--pool-size", default="1g", help="host pool (default 1g)")
     return parser.parse_args()
 

@@ -15,8 +15,8 @@ from demo.texts import Topic
 from hpkv_testing.client import Answer, Ask
 from hpkv_testing.server import Server
 
-_TALK_TOKENS = 32  # a turn of the conversation
-_MEASURED_TOKENS = 16
+_TALK_TOKENS = 16  # a turn of the conversation
+_MEASURED_TOKENS = 8
 
 Progress = Callable[[str], None]
 

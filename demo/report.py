@@ -52,6 +52,8 @@ class Report:
             title=f"SmolLM2-135M, the last turn of {len(self.device.answers)} conversations",
             box=SIMPLE_HEAD,
             pad_edge=False,
+            padding=0,
+            collapse_padding=True,
         )
         table.add_column("served from", no_wrap=True)
         for head in ("TTFT", "vs cold", "device", "host", "disk", "computed", "equal"):
