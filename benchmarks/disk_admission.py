@@ -6,8 +6,8 @@ again. Compared are admission rules of the demoter:
 
     all            every block that leaves the host pool is written
     second touch   only blocks that were loaded back from the host pool at least once
-    earned         those; and others while there is credit for them: the disk's size to begin with,
-                   and EARNED more for each block that was served from disk
+    earned         those; and others while there is credit for them: the disk's size to begin with
+                   and at most, EARNED more for each block that was served from disk
 
 reported as tokens served from disk, and as bytes written for each byte served.
 
@@ -95,7 +95,7 @@ class Tiers:
         if block not in self.disk:
             return False
         self.served += 1
-        self.credit += EARNED
+        self.credit = min(self.credit + EARNED, DISK_BLOCKS)
         self._keep(block, 1)
         return True
 

@@ -176,6 +176,29 @@ TEST(the_tail_of_what_was_promoted_is_evicted_before_its_head) {
   CHECK(rig.own.pool->lookup(keys) >= 98);
 }
 
+TEST(asking_and_promoting_call_no_file_on_the_threads_that_ask) {
+  Rig rig;
+  const auto keys = rig.on_disk_only(40);
+  const std::thread::id asking = std::this_thread::get_id();
+  std::atomic<int> elsewhere{0};
+  std::atomic<int> here{0};
+  rig.files->set_hook([&, asking](FileCall, const std::string&) {
+    ++(std::this_thread::get_id() == asking ? here : elsewhere);
+    return 0;
+  });
+  for (int round = 0; round < 20; ++round) {
+    CHECK(rig.own.store->lookup(keys) == 40);
+    const auto ticket = rig.own.promoted(keys);
+    CHECK(ticket->count() == 40);
+    ticket->cancel();
+    ticket->release();
+    CHECK(rig.own.pool->clear() == 40);
+  }
+  rig.files->set_hook({});
+  CHECK(here == 0);
+  CHECK(elsewhere >= 20);  // the hook sees what the threads do
+}
+
 TEST(a_disk_that_hangs_holds_nobody_who_asks_and_is_asked_nothing_new) {
   Rig rig;
   const auto keys = rig.on_disk_only(10);

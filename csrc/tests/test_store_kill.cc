@@ -83,6 +83,9 @@ TEST(processes_killed_at_any_moment_leave_a_sound_pool_and_a_store_that_serves) 
   const auto seed = std::random_device{}();
   std::printf("        seed %u\n", seed);
   std::mt19937_64 random(seed);
+  {
+    const StoreSide made(pool_of(folder), place_in(folder));
+  }  // there is something to look at
   std::vector<pid_t> children;
   for (std::size_t i = 0; i < kProcesses; ++i) children.push_back(start(folder, random()));
   for (int kill = 0; kill < 60; ++kill) {
