@@ -22,9 +22,7 @@ using disk::RegionState;
 constexpr std::uint64_t kSmallBlock = 4000;       // one page, and a partial one at its end
 constexpr std::uint64_t kSmallStore = 1'835'008;  // 13 regions of 4 records
 // Of the images, under a sanitizer, every so many: it makes them slow, and looks for other things.
-#if defined(__SANITIZE_THREAD__)
-constexpr std::size_t kEvery = 256;
-#elif defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t kEvery = 16;
 #else
 constexpr std::size_t kEvery = 1;
