@@ -2,7 +2,7 @@
 
 Blocks of 1 to 8 MiB are demoted from the pool and promoted back; fio does the same amount of I/O in
 between, in turns: same block size, as many threads, O_DIRECT where the store uses it, its buffer in
-a file on tmpfs as the pool is, into files fallocated and not yet written, synced at the end. Reads
+shared memory as the pool is, into files fallocated and not yet written, synced at the end. Reads
 are of files that were just written, by both.
 
     python benchmarks/disk_bandwidth.py [--json] [--directory DIR] [--rounds N] [--mib N]
@@ -31,15 +31,13 @@ READ_THREADS = 2
 WRITE_THREADS = 1
 
 
-def fio(mode: str, folder: Path, block_bytes: int, total: int, *, direct: bool) -> float:
-    """MiB/s of one run of fio; the files of a write stay for the read."""
-    jobs = READ_THREADS if mode == "read" else WRITE_THREADS
-    buffers = folder.parent / "fio-buffers"
+def fio(mode: str, jobs: int, folder: Path, block_bytes: int, total: int, *, direct: bool) -> float:
+    """MiB/s of one run of fio; the files of a write stay for a read with as many jobs."""
     command = [
         *("fio", "--name=hpkv", f"--rw={mode}", f"--bs={block_bytes}", f"--size={total // jobs}"),
         *(f"--numjobs={jobs}", "--ioengine=psync", "--iodepth=1", f"--direct={int(direct)}"),
         *("--fallocate=native", "--group_reporting", "--output-format=json"),
-        *(f"--iomem=mmapshared:{buffers}", "--thread", "--invalidate=1"),
+        *("--iomem=shm", "--thread", "--invalidate=1"),
         *(["--end_fsync=1"] if mode == "write" else []),
         f"--filename_format=hpkv-{jobs}.$jobnum",
         f"--directory={folder}",
@@ -91,8 +89,9 @@ def measure(report: Report, folder: Path, block_bytes: int, total: int, rounds: 
         shutil.rmtree(mine)
         theirs = folder / f"fio-{number}"
         theirs.mkdir()
-        written = fio("write", theirs, block_bytes, total, direct=direct)
-        read = fio("read", theirs, block_bytes, total, direct=direct)
+        written = fio("write", WRITE_THREADS, theirs, block_bytes, total, direct=direct)
+        fio("write", READ_THREADS, theirs, block_bytes, total, direct=direct)  # to be read
+        read = fio("read", READ_THREADS, theirs, block_bytes, total, direct=direct)
         shutil.rmtree(theirs)
         for name, value in zip(rates, (written, demoted, read, promoted), strict=True):
             rates[name].append(value)
