@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds and runs the C++ tests.
 #
-#   scripts/cpp_tests.sh [plain] [address] [thread]     default: plain
+#   scripts/cpp_tests.sh [fast] [plain] [address] [thread]     default: plain
 #
-# 'address' is ASan with UBSan, 'thread' is TSan. A sanitizer that the compiler does not bring is
-# skipped with a notice.
+# 'fast' is 'plain' without the tests labelled slow, 'address' is ASan with UBSan, 'thread' is TSan.
+# A sanitizer that the compiler does not bring is skipped with a notice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/venv.sh
@@ -41,6 +41,11 @@ configure() {
 
 for kind in "${@:-plain}"; do
   sanitize=""
+  chosen=()
+  if [ "$kind" = fast ]; then
+    kind=plain
+    chosen=(--label-exclude slow)
+  fi
   if [ "$kind" != plain ]; then
     sanitize="$kind"
     if ! sanitizer_works "$kind" >/dev/null 2>&1; then
@@ -52,5 +57,5 @@ for kind in "${@:-plain}"; do
   step "C++ tests ($kind): configure" configure "$folder" "$sanitize"
   step "C++ tests ($kind): build" cmake --build "$folder"
   HPKV_LOG_TAIL=120 step "C++ tests ($kind): run" \
-    ctest --test-dir "$folder" --output-on-failure --no-tests=error --timeout 600
+    ctest --test-dir "$folder" --output-on-failure --no-tests=error --timeout 600 "${chosen[@]}"
 done

@@ -26,7 +26,7 @@ selected=$([ $# -gt 0 ] && echo yes || echo no)
 
 scripts/build.sh
 if [ $speed = fast ]; then
-  [ $selected = yes ] || scripts/cpp_tests.sh plain
+  [ $selected = yes ] || scripts/cpp_tests.sh fast
   echo "Python tests without a server"
   run_pytest -m "not server and not slow" "$@"
 else
