@@ -75,11 +75,13 @@ class Storage:
     def _log_notices(self) -> None:
         while (notice := self.store.wait_notice(_NOTICE_WAIT_S)) is not None:
             if notice:
-                logger.warning("hpkv: disk tier: %s", notice)
+                logger.warning("hpkv: %s", notice)
 
-    def drop_namespace(self, namespace: bytes) -> int:
-        """Drop its blocks on disk; returns how many. May block."""
-        return self.store.drop_namespace(namespace)
+    def drop_namespace_soon(self, namespace: bytes) -> None:
+        """Drop its blocks on disk, in a thread of its own: files are removed. Returns at once."""
+        threading.Thread(
+            target=self.store.drop_namespace, args=(namespace,), name="hpkv-store-drop", daemon=True
+        ).start()
 
     def close(self) -> bool:
         """End the threads. False when one hangs in the disk: the pool must then stay open."""

@@ -73,7 +73,7 @@ class HpkvRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         return self.linker is not None and self.linker.pending
 
     def clear_storage_backend(self) -> bool:
-        """Drop this server's blocks from the shared pool (SGLang's admin endpoint)."""
+        """Drop this server's blocks from the shared tiers (SGLang's admin endpoint)."""
         self.tiers.drop_namespace()
         return True
 

@@ -165,10 +165,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     # ---- lifecycle ----
 
-    def drop_namespace(self) -> int:
+    def drop_namespace(self) -> None:
+        """Drop this server's blocks: those in the pool now, those on disk soon."""
         namespace = self.identity.namespace.id
-        dropped: int = self.pool.drop_namespace(namespace)
-        return dropped + (0 if self.storage is None else self.storage.drop_namespace(namespace))
+        if self.storage is not None:
+            self.storage.drop_namespace_soon(namespace)
+        self.pool.drop_namespace(namespace)
 
     def reset(self) -> None:
         """Quiesce; the tree is empty afterwards. The pool keeps its blocks."""
