@@ -45,10 +45,10 @@ class Promotions:
     ) -> PromoteTicket | None:
         """Begin to read what follows the first `host_pages` of `keys`; None when disk has none."""
         self.forget(rid)
-        reachable = self._store.lookup(keys)
-        if reachable <= host_pages:
+        on_disk = self._store.lookup(keys[host_pages:])
+        if on_disk == 0:
             return None
-        ticket = self._store.promote(namespace, keys[:reachable])
+        ticket = self._store.promote(namespace, keys[: host_pages + on_disk])
         self._running[rid] = _Promotion(ticket)
         return ticket
 

@@ -124,23 +124,28 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         a rank cannot know whether another one has something to do.
         """
         promise = self._promises.get(handle.rid)
-        tickets: tuple[Ticket, ...] = ()
-        deadline_s = VERIFY_DEADLINE_S
-        if promise is not None and self.promotions is not None:
-            promotion = self.promotions.start(
-                handle.rid, self.tiers.namespace_index, promise.keys, promise.lease.count
-            )
+        work = [] if promise is None else self._start_work(handle.rid, promise)
+        # Whoever started something is settled by the list, even if that is at the next step.
+        if work or self.group_size > 1:
+            tickets = tuple(ticket for ticket, deadline_s in work if deadline_s > 0)
+            latest_s = max((deadline_s for _, deadline_s in work), default=VERIFY_DEADLINE_S)
+            self.waiting.add(handle, tickets, latest_s)
+
+    def _start_work(self, rid: str, promise: _Promise) -> list[tuple[Ticket, float]]:
+        """What is to be done before the request is admitted, and how long it may wait for each."""
+        work: list[tuple[Ticket, float]] = []
+        found = promise.lease.count
+        if self.promotions is not None:
+            index = self.tiers.namespace_index
+            promotion = self.promotions.start(rid, index, promise.keys, found)
             if promotion is not None:
-                tickets += (promotion,)
-                deadline_s = self.promotions.deadline_s(len(promise.keys) - promise.lease.count)
-        if promise is not None and promise.lease.verified_count < promise.lease.count:
+                deadline_s = self.promotions.deadline_s(len(promise.keys) - found)
+                work.append((promotion, deadline_s))
+        if promise.lease.verified_count < found:
             # The ticket takes the pins over; SGLang matches again before it admits the request.
-            tickets += (self.tiers.verify(promise.lease),)
-            deadline_s = max(deadline_s, VERIFY_DEADLINE_S)
-        if tickets:
-            self._drop_promise(handle.rid)
-        if tickets or self.group_size > 1:
-            self.waiting.add(handle, tickets, deadline_s)
+            work.append((self.tiers.verify(promise.lease), VERIFY_DEADLINE_S))
+            self._drop_promise(rid)
+        return work
 
     def pages_from_disk(self, rid: str) -> int:
         """How many of the request's pages were read from disk for it; told once."""

@@ -35,14 +35,16 @@ class DiskTicket:
 
 
 class DiskStore:
-    """Has `reachable` leading blocks; remembers what it was asked to promote."""
+    """Has the first `reachable` of KEYS; remembers what it was asked to promote."""
 
     def __init__(self, reachable: int) -> None:
         self.reachable = reachable
         self.tickets: list[DiskTicket] = []
 
     def lookup(self, keys: KeyBatch) -> int:
-        return min(self.reachable, len(keys))
+        has = {bytes(KEYS[i : i + 1]) for i in range(self.reachable)}
+        asked = [bytes(keys[i : i + 1]) for i in range(len(keys))]
+        return next((i for i, key in enumerate(asked) if key not in has), len(asked))
 
     def promote(self, _namespace: int, keys: KeyBatch) -> DiskTicket:
         self.promoted = len(keys)
@@ -55,7 +57,7 @@ def promotions(reachable: int, policy: PromotePolicy) -> tuple[Promotions, DiskS
     return Promotions(store, policy, economy), store, economy  # type: ignore[arg-type]
 
 
-KEYS = KeyBatch.from_bytes(bytes(32 * 10))
+KEYS = KeyBatch.from_bytes(b"".join(bytes([number]) * 32 for number in range(10)))
 
 
 def test_nothing_is_promoted_when_the_disk_reaches_no_further_than_the_host_pool() -> None:
