@@ -1,8 +1,9 @@
 """Attaching to a disk tier from outside, and reading all of it with a progress bar.
 
-A store belongs to one pool at a time. With a pool in place it is opened through that pool; without
-one (after a reboot) through a small pool of the command's own, which is removed again: the next
-server then finds the store as if it had been rebooted once more. Threading: as the store itself.
+A store belongs to one pool at a time. Where a pool with a disk tier is in place it is opened
+through that; otherwise (after a reboot) through a small pool of the command's own, which is removed
+again: the next server then finds the store as if it had been rebooted once more. Threading: as the
+store itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -54,23 +55,28 @@ def attached_store(pool_directory: str, storage: str) -> Iterator[Store]:
     """
     if not Path(storage, "store.hpkv").exists():
         raise PoolError("missing", f"opening a disk tier: {storage}: there is none here.")
-    own = None
-    if not Path(pool_directory, "pool.hpkv").exists():
-        own = pool_directory = mkdtemp(prefix=f"hpkv-cli-{os.getpid()}-", dir="/dev/shm")
-    try:
-        pool = _open_pool(pool_directory, create=own is not None)
-        try:
-            store = open_store(pool, storage, None, 0, background=False)
-            store.recover()
-            try:
-                yield store
-            finally:
-                store.close(1.0)
-        finally:
-            pool.close()
-    finally:
-        if own is not None:
-            shutil.rmtree(own)
+    with ExitStack() as stack:
+        pool = _pool_with_a_store(pool_directory)
+        if pool is None:
+            own = mkdtemp(prefix=f"hpkv-cli-{os.getpid()}-", dir="/dev/shm")
+            stack.callback(shutil.rmtree, own)
+            pool = _open_pool(own, create=True)
+        stack.callback(pool.close)
+        store = open_store(pool, storage, None, 0, background=False)
+        stack.callback(store.close, 1.0)
+        store.recover()
+        yield store
+
+
+def _pool_with_a_store(directory: str) -> Pool | None:
+    """The pool there, if it has a disk tier: a pool without one would be bound to this store."""
+    if not Path(directory, "pool.hpkv").exists():
+        return None
+    pool = _open_pool(directory, create=False)
+    if pool.stats()["disk_regions"]:
+        return pool
+    pool.close()
+    return None
 
 
 def _open_pool(directory: str, *, create: bool) -> Pool:

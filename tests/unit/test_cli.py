@@ -205,6 +205,17 @@ def test_verify_works_after_a_reboot_and_leaves_nothing_behind(
     assert not (tmp_path / "gone").exists()
 
 
+def test_a_pool_without_a_disk_tier_is_not_bound_to_the_store_that_is_looked_at(
+    pool: Pool, store: Path, tmp_path: Path
+) -> None:
+    pool.close()
+    other = Pool.open(str(tmp_path / "other"), pool_bytes=POOL_BYTES)
+    result = hpkv("verify", "--path", str(tmp_path / "other"), "--storage-path", str(store))
+    assert result.exit_code == 0 and "read 5 blocks" in result.stdout
+    assert other.stats()["disk_regions"] == 0
+    other.close()
+
+
 def test_verify_refuses_a_store_that_a_live_pool_uses(
     pool: Pool, store: Path, tmp_path: Path
 ) -> None:
