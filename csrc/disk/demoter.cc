@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "base/clock.h"
 #include "disk/format.h"
+#include "disk/pause.h"
 
 namespace hpkv::disk {
 namespace {
@@ -86,7 +88,7 @@ class Demoter::Desk {
 
   void serve() {
     std::chrono::nanoseconds pause = kTick;
-    while (sleep(pause)) {
+    while (pause_.sleep(pause)) {
       pause = kTick;
       try {
         const Round done = look();
@@ -140,25 +142,9 @@ class Demoter::Desk {
     return done;
   }
 
-  void stop() noexcept {
-    {
-      const std::lock_guard guard(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-  }
+  void stop() noexcept { pause_.stop(); }
 
  private:
-  [[nodiscard]] bool stopping() {
-    const std::lock_guard guard(mutex_);
-    return stopping_;
-  }
-  // False: it is time to stop.
-  [[nodiscard]] bool sleep(std::chrono::nanoseconds pause) {
-    std::unique_lock guard(mutex_);
-    return !changed_.wait_for(guard, pause, [this] { return stopping_; });
-  }
-
   void demote_coldest(const Survey& survey, std::uint64_t wanted_bytes, Round& round) {
     std::map<std::uint32_t, std::vector<Key>> by_namespace;
     std::uint64_t chosen_bytes = 0;
@@ -184,7 +170,7 @@ class Demoter::Desk {
     const DemoteResult result = demote(*tier_, namespace_index, keys);
     keys.clear();
     if (result.written + result.present > 0) round.progress = true;
-    return result.refused == 0 && tier_->writing.accepts() && !stopping();
+    return result.refused == 0 && tier_->writing.accepts() && !pause_.stopping();
   }
 
   const std::shared_ptr<Tier> tier_;
@@ -193,9 +179,7 @@ class Demoter::Desk {
   bool rest_is_due_ = false;  // the last look left blocks that are worth writing
   std::int64_t quiet_since_ns_ = 0;
   std::uint64_t seen_activity_ = 0;
-  std::mutex mutex_;  // the rest
-  std::condition_variable changed_;
-  bool stopping_ = false;
+  Pause pause_;
 };
 
 Demoter::Demoter(std::shared_ptr<Tier> tier) : desk_(std::make_shared<Desk>(std::move(tier))) {}

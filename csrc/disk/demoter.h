@@ -9,10 +9,8 @@
 // thread, unless it is only asked by hand (round). Threads: safe; one round at a time.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 
 #include "disk/crew.h"

@@ -1,9 +1,9 @@
 #include "disk/keeper.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
+
+#include "disk/pause.h"
 
 namespace hpkv::disk {
 namespace {
@@ -23,32 +23,17 @@ class Keeper::Desk {
       } catch (const std::exception& error) {
         tier_->notices->say(std::string("disk tier: keeping the store failed: ") + error.what());
       }
-    } while (sleep());
+    } while (pause_.sleep(kTick));
   }
 
-  void stop() noexcept {
-    {
-      const std::lock_guard guard(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-  }
+  void stop() noexcept { pause_.stop(); }
 
  private:
-  [[nodiscard]] bool stopping() {
-    const std::lock_guard guard(mutex_);
-    return stopping_;
-  }
-  [[nodiscard]] bool sleep() {
-    std::unique_lock guard(mutex_);
-    return !changed_.wait_for(guard, kTick, [this] { return stopping_; });
-  }
-
   void round() {
     if (tier_->pool->off()) return;
-    while (!stopping() && tier_->store->recover_one()) {
+    while (!pause_.stopping() && tier_->store->recover_one()) {
     }
-    if (stopping()) return;
+    if (pause_.stopping()) return;
     const int synced = tier_->store->sync_aged(false);
     const int tended = tier_->store->tend();
     if (std::max(synced, tended) != 0) {
@@ -60,9 +45,7 @@ class Keeper::Desk {
   }
 
   const std::shared_ptr<Tier> tier_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stopping_ = false;
+  Pause pause_;
 };
 
 Keeper::Keeper(std::shared_ptr<Tier> tier) : desk_(std::make_shared<Desk>(std::move(tier))) {}
