@@ -55,6 +55,9 @@ class Lease:
         opened with ``verify_always``: then each load checks again)."""
     def keep(self, count: int) -> None:
         """Unpin all but the first ``count`` blocks."""
+    def take(self, count: int) -> Lease:
+        """A lease of the first ``count`` blocks (all when there are fewer); this one keeps the
+        rest."""
     def release(self) -> None: ...
 
 @final
@@ -96,6 +99,10 @@ class Pool:
         """Register a 32-byte identity; idempotent. Returns the index that put and spill take."""
     def namespaces(self) -> list[tuple[bytes, bytes, int, int]]:
         """(identity, descriptor, block_bytes, live block count)."""
+    def known_namespaces(self) -> list[bytes]:
+        """Identities (32 bytes each) known now. Counts no blocks, takes no lock; empty when off."""
+    def describe(self, namespace_id: bytes) -> tuple[int, bytes, int] | None:
+        """(index, descriptor, block_bytes) of a known identity. Takes no lock."""
     def lookup(self, keys: KeyBatch) -> int:
         """Length of the leading run of ready blocks. Changes nothing."""
     def touch(self, keys: KeyBatch) -> int:
@@ -109,6 +116,9 @@ class Pool:
         """Copy one verified block; False is a miss. Blocks."""
     def drop_namespace(self, namespace: bytes) -> int:
         """Drop its unpinned blocks; returns how many. Blocks."""
+    def drop(self, keys: KeyBatch) -> int:
+        """Drop those of these blocks that are ready and unpinned; returns how many. Copies on disk
+        stay. Blocks."""
     def clear(self) -> int: ...
     def stats(self) -> dict[str, Any]:
         """Counts and bytes of the whole pool, all clients together. Walks the pool. Blocks."""
@@ -213,8 +223,8 @@ def copy_nt(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> Non
 @final
 class Region:
     """One buffer's share of a block: piece i of page p is copied between
-    ``base + p * page_stride + i * piece_stride`` and ``block_offset + i * piece_bytes``.
-    All but ``layer`` and ``piece_count`` in bytes."""
+    ``base + p * page_stride + i * piece_stride`` and ``block_offset + i * block_stride``, where a
+    ``block_stride`` of 0 means ``piece_bytes``. All but ``layer`` and ``piece_count`` in bytes."""
 
     def __init__(
         self,
@@ -226,6 +236,7 @@ class Region:
         piece_stride: int,
         piece_bytes: int,
         block_offset: int,
+        block_stride: int = 0,
     ) -> None: ...
     @property
     def layer(self) -> int: ...
@@ -241,11 +252,14 @@ class Region:
     def piece_bytes(self) -> int: ...
     @property
     def block_offset(self) -> int: ...
+    @property
+    def block_stride(self) -> int: ...
 
 @final
 class BlockLayout:
-    """Regions that cover ``[0, block_bytes)`` exactly once, layers ascending, and share no byte of
-    device memory over pages ``[0, page_count)``; ValueError says which one breaks which rule."""
+    """Regions whose pieces cover ``[0, block_bytes)`` exactly once, those of a layer in one
+    contiguous range, ranges ascending, and share no byte of device memory over pages
+    ``[0, page_count)``. ValueError says which one breaks which rule."""
 
     def __init__(
         self, *, block_bytes: int, layer_count: int, page_count: int, regions: list[Region]
@@ -259,6 +273,25 @@ class BlockLayout:
     @property
     def regions(self) -> list[Region]:
         """In order of ``block_offset``."""
+
+@final
+class BlockSource:
+    """How blocks of another format, or of another tensor-parallel size, become pages of a layout:
+    block i of a lease is part ``i % blocks_per_page`` of page ``i // blocks_per_page``. Immutable.
+
+    Regions of a part may leave bytes of their block out, in any order, and stay inside it. All
+    parts together write exactly the device bytes of each of the layout's layers, each once.
+    ValueError says which region breaks which rule."""
+
+    def __init__(
+        self, layout: BlockLayout, *, block_bytes: int, parts: list[list[Region]]
+    ) -> None: ...
+    @property
+    def block_bytes(self) -> int:
+        """Of each block that is read."""
+    @property
+    def blocks_per_page(self) -> int:
+        """``len(parts)``."""
 
 @final
 class SpillTicket:
@@ -322,15 +355,28 @@ class CopyEngine:
         self, pool: Pool, namespace: int, layout: BlockLayout, *, threads: int = 2
     ) -> None:
         """ValueError unless blocks of the namespace have the layout's size."""
-    def spill(self, keys: KeyBatch, pages: npt.NDArray[np.int64]) -> SpillTicket:
+    def spill(
+        self, keys: KeyBatch, pages: npt.NDArray[np.int64], turn: int = 0, turns: int = 1
+    ) -> SpillTicket:
         """Store the pages that are not there yet. Returns at once; drops and counts when full.
-        ValueError for a page outside the layout or another number of pages than keys."""
-    def load(self, lease: Lease, pages: npt.NDArray[np.int64]) -> LoadTicket:
-        """Block i to page ``pages[i]``, layer by layer; the ticket takes the lease over. Returns at
-        once. A bad block is condemned and fails the ticket, and so does a lease that was released.
-        ValueError as `spill`."""
+
+        For bytes that ``turns`` ranks hold alike: each submits all pages, begins with those whose
+        index modulo ``turns`` is ``turn``, and goes on with the turns after it. A page that another
+        rank is writing then is ``dropped`` here and counted as ``spill_left_to_others``: nothing
+        promises that its writer ends well, so ask the pool what is there.
+        ValueError for a page outside the layout, another number of pages than keys, or unless
+        ``0 <= turn < turns``."""
+    def load(
+        self, lease: Lease, pages: npt.NDArray[np.int64], source: BlockSource | None = None
+    ) -> LoadTicket:
+        """Block i to page ``pages[i]``, or as ``source`` says, layer by layer; the ticket takes the
+        lease over. Returns at once. A bad block is condemned and fails the ticket; so does, without
+        being condemned, a block of another size, and a lease that was released.
+        ValueError for a page outside the layout, another number of blocks than the pages need, or a
+        source of another layout."""
     def verify(self, lease: Lease) -> VerifyTicket:
-        """Check blocks not yet verified in this epoch; the ticket takes the lease over."""
+        """Check blocks not yet verified in this epoch, of any size; the ticket takes the lease
+        over."""
     def set_delay(self, kind: str, layer: int, microseconds: int) -> None:
         """Fault injection: the engine sleeps before it copies. 0 switches a delay off.
 

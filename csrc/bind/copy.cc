@@ -29,6 +29,12 @@ using Pages = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// Python's BlockSource. The count is the core's own, as in handles.h: an engine thread may be the
+// last owner.
+struct SourceHandle {
+  std::shared_ptr<const BlockSource> source;
+};
+
 // Python's CopyEngine.
 struct EngineHandle {
   std::unique_ptr<CopyEngine> engine;
@@ -117,20 +123,21 @@ void bind_layout(nb::module_& module) {
           "__init__",
           [](Region* self, std::uint32_t layer, std::uint64_t base, std::uint64_t page_stride,
              std::uint64_t piece_count, std::uint64_t piece_stride, std::uint64_t piece_bytes,
-             std::uint64_t block_offset) {
-            new (self) Region{layer,        base,        page_stride, piece_count,
-                              piece_stride, piece_bytes, block_offset};
+             std::uint64_t block_offset, std::uint64_t block_stride) {
+            new (self) Region{layer,        base,        page_stride,  piece_count,
+                              piece_stride, piece_bytes, block_offset, block_stride};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("base"), nb::arg("page_stride"),
           nb::arg("piece_count"), nb::arg("piece_stride"), nb::arg("piece_bytes"),
-          nb::arg("block_offset"))
+          nb::arg("block_offset"), nb::arg("block_stride") = 0)
       .def_ro("layer", &Region::layer)
       .def_ro("base", &Region::base)
       .def_ro("page_stride", &Region::page_stride)
       .def_ro("piece_count", &Region::piece_count)
       .def_ro("piece_stride", &Region::piece_stride)
       .def_ro("piece_bytes", &Region::piece_bytes)
-      .def_ro("block_offset", &Region::block_offset);
+      .def_ro("block_offset", &Region::block_offset)
+      .def_ro("block_stride", &Region::block_stride);
   nb::class_<BlockLayout>(module, "BlockLayout")
       .def(
           "__init__",
@@ -149,6 +156,24 @@ void bind_layout(nb::module_& module) {
       .def_prop_ro("regions", [](const BlockLayout& self) {
         return std::vector<Region>(self.regions().begin(), self.regions().end());
       });
+}
+
+void bind_source(nb::module_& module) {
+  nb::class_<SourceHandle>(module, "BlockSource")
+      .def(
+          "__init__",
+          [](SourceHandle* self, const BlockLayout& layout, std::uint64_t block_bytes,
+             std::vector<std::vector<Region>> parts) {
+            checked([&] {
+              return new (self) SourceHandle{
+                  std::make_shared<BlockSource>(layout, block_bytes, std::move(parts))};
+            });
+          },
+          nb::arg("layout"), nb::kw_only(), nb::arg("block_bytes"), nb::arg("parts"))
+      .def_prop_ro("block_bytes",
+                   [](const SourceHandle& self) { return self.source->block_bytes(); })
+      .def_prop_ro("blocks_per_page",
+                   [](const SourceHandle& self) { return self.source->blocks_per_page(); });
 }
 
 void bind_tickets(nb::module_& module) {
@@ -201,6 +226,7 @@ nb::dict stats_of(const EngineHandle& self) {
   out["spill_present"] = stats.spill_present;
   out["spill_dropped_full"] = stats.spill_dropped_full;
   out["spill_dropped_busy"] = stats.spill_dropped_busy;
+  out["spill_left_to_others"] = stats.spill_left_to_others;
   out["spill_dropped_off"] = stats.spill_dropped_off;
   out["spill_dropped_queue"] = stats.spill_dropped_queue;
   out["spill_dropped_cancelled"] = stats.spill_dropped_cancelled;
@@ -219,17 +245,22 @@ void bind_submission(nb::class_<EngineHandle>& engine) {
   engine
       .def(
           "spill",
-          [](EngineHandle& self, const KeyBatch& keys, const Pages& pages) {
-            return checked([&] { return self.engine->spill(keys.keys, copied(pages), {}); });
+          [](EngineHandle& self, const KeyBatch& keys, const Pages& pages, std::int64_t turn,
+             std::int64_t turns) {
+            return checked(
+                [&] { return self.engine->spill(keys.keys, copied(pages), {}, {turn, turns}); });
           },
-          nb::arg("keys"), nb::arg("pages"))
+          nb::arg("keys"), nb::arg("pages"), nb::arg("turn") = 0, nb::arg("turns") = 1)
       .def(
           "load",
-          [](EngineHandle& self, LeaseHandle& lease, const Pages& pages) {
-            return checked(
-                [&] { return self.engine->load(std::move(lease.lease), copied(pages), {}); });
+          [](EngineHandle& self, LeaseHandle& lease, const Pages& pages,
+             const SourceHandle* source) {
+            return checked([&] {
+              return self.engine->load(std::move(lease.lease), copied(pages), {},
+                                       source != nullptr ? source->source : nullptr);
+            });
           },
-          nb::arg("lease"), nb::arg("pages"))
+          nb::arg("lease"), nb::arg("pages"), nb::arg("source") = nb::none())
       .def(
           "verify",
           [](EngineHandle& self, LeaseHandle& lease) {
@@ -263,6 +294,7 @@ void bind_faults(nb::class_<EngineHandle>& engine) {
 void bind_copy(nb::module_& module) {
   bind_checksums(module);
   bind_layout(module);
+  bind_source(module);
   bind_tickets(module);
   const auto waiting = nb::call_guard<nb::gil_scoped_release>();
   auto engine = nb::class_<EngineHandle>(module, "CopyEngine");

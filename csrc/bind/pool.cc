@@ -107,6 +107,20 @@ nb::list namespaces(const PoolHandle& self) {
   return out;
 }
 
+nb::list known_namespaces(const PoolHandle& self) {
+  nb::list out;
+  for (const NamespaceId& id : self.pool->known_namespaces()) out.append(to_bytes(id));
+  return out;
+}
+
+nb::object describe(const PoolHandle& self, const nb::bytes& id) {
+  const auto found = self.pool->describe(namespace_id(id));
+  if (!found) return nb::none();
+  const auto& [index, info] = *found;
+  return nb::make_tuple(index, nb::bytes(info.descriptor.data(), info.descriptor.size()),
+                        info.block_bytes);
+}
+
 const char* put_block(PoolHandle& self, std::uint32_t namespace_index, const nb::bytes& raw_key,
                       nb::handle payload) {
   const Key key = Key::from_bytes(exact<32>(raw_key, "key"));
@@ -191,6 +205,10 @@ void bind_lease(nb::module_& module) {
       .def(
           "keep", [](LeaseHandle& self, std::size_t count) { self.lease.keep(count); },
           nb::arg("count"))
+      .def(
+          "take",
+          [](LeaseHandle& self, std::size_t count) { return LeaseHandle{self.lease.take(count)}; },
+          nb::arg("count"))
       .def("release", [](LeaseHandle& self) { self.lease.release(); });
 }
 
@@ -213,6 +231,8 @@ void bind_pool_class(nb::module_& module) {
       .def("add_namespace", &add_namespace, nb::arg("namespace"), nb::arg("descriptor"),
            nb::arg("block_bytes"))
       .def("namespaces", &namespaces)
+      .def("known_namespaces", &known_namespaces)
+      .def("describe", &describe, nb::arg("namespace_id"))
       .def(
           "lookup",
           [](const PoolHandle& self, const KeyBatch& keys) { return self.pool->lookup(keys.keys); },
@@ -237,6 +257,13 @@ void bind_pool_class(nb::module_& module) {
             return self.pool->drop_namespace(wanted);
           },
           nb::arg("namespace"))
+      .def(
+          "drop",
+          [](PoolHandle& self, const KeyBatch& keys) {
+            const nb::gil_scoped_release release;
+            return self.pool->drop(keys.keys);
+          },
+          nb::arg("keys"))
       .def(
           "clear", [](PoolHandle& self) { return self.pool->clear(); }, released)
       .def("stats", &stats)

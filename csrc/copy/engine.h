@@ -5,6 +5,11 @@
 //   load    pool -> device pages     layer by layer across pages, so the first layer lands first
 //   verify  pool                     checksums of blocks nobody checked in this epoch
 //
+// Bytes that several ranks hold alike are stored once, by spills in turns: every rank submits all
+// pages and begins with those whose turn is its own, then helps with the others'. This needs no
+// message between ranks: the pool lets one writer reserve a block and no second, what is stored
+// already costs a lookup, and a writer that dies or drops a page leaves it to whoever comes by.
+//
 // A load goes before a verification, a verification before a spill. Submitting copies the indices,
 // queues and returns: no pool lock, no system call beyond waking a thread. Every queue is bounded;
 // what does not fit is dropped (spill) or fails (load, verify) at once, and is counted.
@@ -27,6 +32,7 @@
 #include "base/key.h"
 #include "copy/faults.h"
 #include "copy/layout.h"
+#include "copy/source.h"
 #include "copy/ticket.h"
 #include "shm/lease.h"
 #include "shm/pool.h"
@@ -38,6 +44,13 @@ namespace hpkv {
 // handle other than null is an error.
 struct DeviceEvent {
   void* handle = nullptr;
+};
+
+// Whose pages a spill copies first: pages i with i % count == index, then those of index + 1,
+// index + 2 and so on, round to index - 1.
+struct Turn {
+  std::int64_t index = 0;
+  std::int64_t count = 1;
 };
 
 struct EngineOptions {
@@ -53,10 +66,11 @@ struct EngineOptions {
 struct EngineStats {
   std::uint64_t spill_stored = 0;
   std::uint64_t spill_present = 0;
-  std::uint64_t spill_dropped_full = 0;   // the pool had no place
-  std::uint64_t spill_dropped_busy = 0;   // somebody else writes the block, or our quota is used
-  std::uint64_t spill_dropped_off = 0;    // the pool is off
-  std::uint64_t spill_dropped_queue = 0;  // our own queue was full
+  std::uint64_t spill_dropped_full = 0;    // the pool had no place
+  std::uint64_t spill_dropped_busy = 0;    // somebody else writes the block, or our quota is used
+  std::uint64_t spill_left_to_others = 0;  // the same in a spill in turns: another rank stores it
+  std::uint64_t spill_dropped_off = 0;     // the pool is off
+  std::uint64_t spill_dropped_queue = 0;   // our own queue was full
   std::uint64_t spill_dropped_cancelled = 0;  // cancelled, failed by injection, or closed
   std::uint64_t spilled_bytes = 0;
   std::uint64_t load_tickets = 0;
@@ -72,15 +86,22 @@ class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
 
-  // One key and one page index per page. Throws Error{argument} when the numbers differ or an index
-  // is outside the layout's pages.
+  // One key and one page index per page. Throws Error{argument} when the numbers differ, an index
+  // is outside the layout's pages, or not 0 <= turn.index < turn.count.
+  //
+  // In turns, a page that another rank is writing when we come by counts as dropped, because
+  // nothing promises that its writer ends well; what is there in the end, the pool's index knows.
+  // Recency goes by page index whoever stores a page: the last rank to finish stamps the run again.
   virtual std::shared_ptr<SpillTicket> spill(std::vector<Key> keys, std::vector<std::int64_t> pages,
-                                             DeviceEvent after) = 0;
-  // Block i of the lease goes to page i of `pages`; throws like spill(), and then the lease's pins
-  // are given back. A block found bad is condemned and fails the ticket; so does an empty lease
-  // with pages to load.
+                                             DeviceEvent after, Turn turn = {}) = 0;
+  // Block i of the lease goes to page i of `pages`, or as `source` says (null: blocks of the
+  // layout); throws like spill(), and for a source of another layout, and then the lease's pins are
+  // given back. A block found bad is condemned and fails the ticket; so do, without condemning, a
+  // block of another size and an empty lease with pages to load.
   virtual std::shared_ptr<LoadTicket> load(Lease lease, std::vector<std::int64_t> pages,
-                                           DeviceEvent after) = 0;
+                                           DeviceEvent after,
+                                           std::shared_ptr<const BlockSource> source = nullptr) = 0;
+  // Checksums of blocks of any size.
   virtual std::shared_ptr<VerifyTicket> verify(Lease lease) = 0;
 
   virtual Faults& faults() noexcept = 0;

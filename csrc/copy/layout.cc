@@ -4,41 +4,24 @@
 #include <string>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/error.h"
+#include "copy/extents.h"
 
 namespace hpkv {
 namespace {
 
-// Sizes and counts stay far below this, so sums and products of two of them cannot overflow.
-constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 48;
+using extents::Clash;
+using extents::Extent;
+using extents::kBytesMax;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorKind::argument, "block layout: " + what);
 }
 
-[[noreturn]] void refuse(std::size_t index, const Region& region, const std::string& what) {
-  refuse("region " + std::to_string(index) + " (layer " + std::to_string(region.layer) +
-         ", block offset " + std::to_string(region.block_offset) + ") " + what);
-}
-
-// Bytes from `base` to the end of the last piece of the last page.
-std::uint64_t extent(const Region& region, std::uint64_t page_count) {
-  return (page_count - 1) * region.page_stride + (region.piece_count - 1) * region.piece_stride +
-         region.piece_bytes;
-}
-
-// Pieces lie on a lattice of two strides. They are disjoint when one stride spans everything that
-// the other one enumerates: pieces inside a page, or pages inside a piece row.
-bool pieces_disjoint(const Region& region, std::uint64_t page_count) {
-  const std::uint64_t pieces_span =
-      (region.piece_count - 1) * region.piece_stride + region.piece_bytes;
-  const std::uint64_t pages_span = (page_count - 1) * region.page_stride + region.piece_bytes;
-  const bool pieces_apart = region.piece_count == 1 || region.piece_stride >= region.piece_bytes;
-  const bool pages_apart = page_count == 1 || region.page_stride >= region.piece_bytes;
-  if (!pieces_apart || !pages_apart) return false;
-  const bool pages_outside = page_count == 1 || region.page_stride >= pieces_span;
-  const bool pieces_outside = region.piece_count == 1 || region.piece_stride >= pages_span;
-  return pages_outside || pieces_outside;
+std::string name_of(std::size_t index, const Region& region) {
+  return "region " + std::to_string(index) + " (layer " + std::to_string(region.layer) +
+         ", block offset " + std::to_string(region.block_offset) + ")";
 }
 
 }  // namespace
@@ -57,34 +40,41 @@ BlockLayout::BlockLayout(std::uint64_t block_bytes, std::uint32_t layer_count,
     refuse("page_count is " + std::to_string(page_count));
   }
   std::ranges::stable_sort(regions_, {}, &Region::block_offset);
+  for (std::size_t i = 0; i < regions_.size(); ++i) {
+    if (const auto rule = extents::broken_rule(regions_[i], {block_bytes, layer_count, page_count}))
+      refuse(name_of(i, regions_[i]) + " " + *rule);
+  }
   check_block_side();
-  check_device_side();
+  // Layers ascend in the block, so sorted by block offset the regions are sorted by layer.
   layer_begin_.resize(std::size_t{layer_count} + 1);
   for (std::uint32_t layer = 0; layer <= layer_count; ++layer) {
     const auto first = std::ranges::lower_bound(regions_, layer, {}, &Region::layer);
     layer_begin_[layer] = static_cast<std::size_t>(first - regions_.begin());
   }
+  check_device_side();
+  order_pieces();
 }
 
 void BlockLayout::check_block_side() const {
+  std::vector<Extent> extents;
+  for (std::size_t i = 0; i < regions_.size(); ++i) {
+    extents::append_in_block(regions_[i], i, extents);
+  }
+  extents::sort(extents);
   std::uint64_t covered = 0;
   std::uint32_t layer = 0;
-  for (std::size_t i = 0; i < regions_.size(); ++i) {
-    const Region& region = regions_[i];
-    if (region.layer >= layer_count_) refuse(i, region, "names a layer that does not exist");
-    if (region.layer < layer) refuse(i, region, "comes after a region of a later layer");
-    if (region.piece_bytes == 0 || region.piece_count == 0 || region.piece_bytes > block_bytes_ ||
-        region.piece_count > block_bytes_ / region.piece_bytes) {
-      refuse(i, region,
-             "has " + std::to_string(region.piece_count) + " pieces of " +
-                 std::to_string(region.piece_bytes) + " bytes");
+  for (const Extent& extent : extents) {
+    const Region& region = regions_[extent.owner];
+    if (region.layer < layer) {
+      refuse(name_of(extent.owner, region) + " has bytes behind those of a later layer");
     }
-    if (region.block_offset != covered) {
-      refuse(i, region,
-             region.block_offset < covered ? "overlaps the one before it" : "leaves a gap");
+    if (extent.begin != covered) {
+      refuse(name_of(extent.owner, region) +
+             (extent.begin < covered ? " overlaps the bytes before offset "
+                                     : " leaves a gap at offset ") +
+             std::to_string(covered));
     }
-    covered += region.bytes();
-    if (covered > block_bytes_) refuse(i, region, "reaches past the end of the block");
+    covered = extent.end;
     layer = region.layer;
   }
   if (covered != block_bytes_) {
@@ -93,28 +83,46 @@ void BlockLayout::check_block_side() const {
   }
 }
 
-void BlockLayout::check_device_side() const {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> extents;
-  for (std::size_t i = 0; i < regions_.size(); ++i) {
-    const Region& region = regions_[i];
-    if (region.base == 0) refuse(i, region, "has no device address");
-    if (region.page_stride > kBytesMax / page_count_ ||
-        region.piece_stride > kBytesMax / region.piece_count) {
-      refuse(i, region, "has strides larger than any memory");
+void BlockLayout::check_device_side() {
+  std::vector<Extent> all;
+  for (std::uint32_t layer = 0; layer < layer_count_; ++layer) {
+    std::vector<Extent> own;
+    for (std::size_t i = layer_begin_[layer]; i < layer_begin_[layer + 1]; ++i) {
+      extents::append_on_device(regions_[i], i, page_count_, own);
     }
-    if (!pieces_disjoint(region, page_count_)) {
-      refuse(i, region, "has pieces that overlap in device memory");
+    all.insert(all.end(), own.begin(), own.end());
+    extents::sort(own);
+    for (const Extent& extent : extents::joined(own)) {
+      const std::uint64_t words[] = {layer, extent.begin, extent.end, extent.page_stride};
+      device_fingerprint_ = crc32c(std::as_bytes(std::span(words)), device_fingerprint_);
     }
-    extents.emplace_back(region.base, region.base + extent(region, page_count_));
   }
-  // Regions that interleave (several buffers inside one page row) would need a finer check; no
-  // pool has them, so they are refused with the overlapping ones.
-  std::ranges::sort(extents);
-  for (std::size_t i = 1; i < extents.size(); ++i) {
-    if (extents[i].first < extents[i - 1].second) {
-      refuse("the buffers at device addresses " + std::to_string(extents[i - 1].first) + " and " +
-             std::to_string(extents[i].first) + " overlap");
+  if (const auto clash = extents::find_overlap_of_pages(std::move(all), page_count_)) {
+    const std::string first = name_of(clash->first, regions_[clash->first]);
+    if (clash->first == clash->second) refuse(first + " has pieces that overlap in device memory");
+    refuse(first + " and " + name_of(clash->second, regions_[clash->second]) +
+           (clash->strides_differ ? " interleave in device memory with different page strides"
+                                  : " overlap in device memory"));
+  }
+}
+
+void BlockLayout::order_pieces() {
+  const bool interleaved = std::ranges::any_of(regions_, [](const Region& region) {
+    return region.piece_count > 1 && region.block_step() != region.piece_bytes;
+  });
+  if (!interleaved) return;
+  layer_pieces_begin_.push_back(0);
+  for (std::uint32_t layer = 0; layer < layer_count_; ++layer) {
+    for (std::size_t i = layer_begin_[layer]; i < layer_begin_[layer + 1]; ++i) {
+      for (std::uint64_t piece = 0; piece < regions_[i].piece_count; ++piece) {
+        pieces_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(piece)});
+      }
     }
+    const auto first = pieces_.begin() + static_cast<std::ptrdiff_t>(layer_pieces_begin_.back());
+    std::sort(first, pieces_.end(), [this](const PieceIndex& a, const PieceIndex& b) {
+      return regions_[a.region].block_piece(a.piece) < regions_[b.region].block_piece(b.piece);
+    });
+    layer_pieces_begin_.push_back(pieces_.size());
   }
 }
 

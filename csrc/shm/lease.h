@@ -67,6 +67,20 @@ class Lease {
     refs_.resize(count);
   }
 
+  // A lease of the first `count` blocks, or of all when there are fewer; this one keeps the rest.
+  [[nodiscard]] Lease take(std::size_t count) {
+    if (count >= refs_.size()) return std::move(*this);
+    Lease head;
+    const auto cut = static_cast<std::ptrdiff_t>(count);
+    head.keys_.assign(keys_.begin(), keys_.begin() + cut);
+    head.refs_.assign(refs_.begin(), refs_.begin() + cut);
+    // Nothing throws from here on, so every pin has one owner at any time.
+    head.pool_ = pool_;
+    keys_.erase(keys_.begin(), keys_.begin() + cut);
+    refs_.erase(refs_.begin(), refs_.begin() + cut);
+    return head;
+  }
+
   void release() noexcept {
     keep(0);
     pool_.reset();

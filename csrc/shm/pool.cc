@@ -101,6 +101,24 @@ std::optional<NamespaceInfo> Pool::name_space(std::uint32_t namespace_index) con
   return impl_->namespaces.get(namespace_index);
 }
 
+std::optional<std::pair<std::uint32_t, NamespaceInfo>> Pool::describe(const NamespaceId& id) const {
+  if (impl_->core.detached()) return std::nullopt;
+  const auto index = impl_->namespaces.find(id);
+  auto info = index ? impl_->namespaces.get(*index) : std::nullopt;
+  // Its record may have been given to another identity in between.
+  if (!info || info->id != id) return std::nullopt;
+  return std::pair(*index, *std::move(info));
+}
+
+std::vector<NamespaceId> Pool::known_namespaces() const {
+  std::vector<NamespaceId> ids;
+  if (impl_->core.detached()) return ids;
+  for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
+    if (const auto info = impl_->namespaces.get(i)) ids.push_back(info->id);
+  }
+  return ids;
+}
+
 std::uint64_t Pool::block_bytes(std::uint32_t namespace_index) const {
   require_attached(impl_->core, "ask a namespace's block size");
   const std::uint64_t bytes = impl_->namespaces.block_bytes(namespace_index);

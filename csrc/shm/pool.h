@@ -18,6 +18,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -136,6 +137,11 @@ class Pool {
   [[nodiscard]] std::vector<NamespaceInfo> namespaces() const;
   // One namespace, without counting its blocks (`blocks` is 0); nullopt for an unknown index.
   [[nodiscard]] std::optional<NamespaceInfo> name_space(std::uint32_t namespace_index) const;
+  // The same by identity, with its index. Scheduler-safe, as is the list of identities known now;
+  // neither counts blocks. Nothing and empty when off.
+  [[nodiscard]] std::optional<std::pair<std::uint32_t, NamespaceInfo>> describe(
+      const NamespaceId& id) const;
+  [[nodiscard]] std::vector<NamespaceId> known_namespaces() const;
   // Exact bytes of a block of a registered namespace; throws Error{argument} for an unknown index.
   [[nodiscard]] std::uint64_t block_bytes(std::uint32_t namespace_index) const;
 
@@ -195,6 +201,9 @@ class Pool {
   // whole pool.
   std::uint64_t drop_namespace(const NamespaceId& id);
   std::uint64_t clear();
+  // Drops those of these blocks that are ready and unpinned; returns how many. Copies on disk stay.
+  // May block: waits for locks as engine threads do.
+  std::uint64_t drop(std::span<const Key> keys) noexcept;
   [[nodiscard]] PoolStats stats() const;
   // Live clients, this one included. Cheap.
   [[nodiscard]] std::uint32_t clients() const noexcept;

@@ -305,4 +305,21 @@ void Pool::abandon(const BlockRef& ref) noexcept {
   impl.finish_write(ref);
 }
 
+std::uint64_t Pool::drop(std::span<const Key> keys) noexcept {
+  shm::Core& core = impl_->core;
+  std::uint64_t dropped = 0;
+  for (const Key& key : keys) {
+    if (core.off() || core.options.read_only) break;
+    index::ShardGuard guard(core, shm::shard_of(key));
+    const auto found = guard ? guard.find(key) : std::nullopt;
+    if (!found || BlockWord::state(found->word) != BlockState::ready) continue;
+    // Pins are taken under this lock, so none comes while we look.
+    if (shm::any_pin(core.view.descriptor(found->descriptor_offset))) continue;
+    const std::uint32_t generation = BlockWord::generation(found->word);
+    guard.take_out(*found, BlockWord::make(BlockState::free, 0, generation));
+    ++dropped;
+  }
+  return dropped;
+}
+
 }  // namespace hpkv

@@ -1,4 +1,6 @@
 // What one unit of work does to bytes.
+#include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "base/crc32c.h"
@@ -12,6 +14,26 @@ void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
   counter.fetch_add(amount, std::memory_order_relaxed);
 }
 
+// TODO measure
+constexpr std::uint64_t kSmallPiece = 256;
+
+// What regions take from a block, into a page. Unfenced.
+void copy_regions(std::span<const Region> regions, std::uint64_t page, const std::byte* payload) {
+  for (const Region& region : regions) {
+    const std::byte* source = payload + region.block_offset;
+    const std::uint64_t step = region.block_step();
+    const bool small = region.piece_bytes < kSmallPiece;
+    for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
+      std::byte* target = region.piece(page, piece);
+      if (small) {
+        std::memcpy(target, source + piece * step, region.piece_bytes);
+      } else {
+        copy_nt_unfenced(target, source + piece * step, region.piece_bytes);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void CpuEngine::drop(std::atomic<std::uint64_t>& reason, std::size_t pages) noexcept {
@@ -22,19 +44,22 @@ void CpuEngine::drop(std::atomic<std::uint64_t>& reason, std::size_t pages) noex
 
 void CpuEngine::run(const SpillUnit& unit) {
   SpillJob& job = *unit.job;
-  const std::size_t pages = unit.end - unit.begin;
   SpillOutcome outcome = SpillOutcome::dropped;
-  if (pages == 1) {
-    outcome = spill_page(job, unit.begin);
+  if (unit.pages == 1) {
+    outcome = spill_page(job, unit.index);
   } else {
-    drop(counters_.dropped_cancelled, pages);
+    drop(counters_.dropped_cancelled, unit.pages);
   }
   if (outcome == SpillOutcome::present) job.any_present.store(true, std::memory_order_relaxed);
   // Stored pages carry stamps that let the tail of a prefix go before its head. Pages that were
   // there already were stamped one by one as they were met, so the run is stamped again as a whole.
-  const bool last = job.unfinished.fetch_sub(pages, std::memory_order_acq_rel) == pages;
-  if (last && job.any_present.load(std::memory_order_relaxed)) pool_->touch(job.keys);
-  job.ticket->settle(outcome, pages);
+  // In turns always: pages of other ranks carry the stamps of those, and the last rank to get here
+  // finds every page of the others in place.
+  const bool last = job.unfinished.fetch_sub(unit.pages, std::memory_order_acq_rel) == unit.pages;
+  if (last && (job.shared || job.any_present.load(std::memory_order_relaxed))) {
+    pool_->touch(job.keys);
+  }
+  job.ticket->settle(outcome, unit.pages);
 }
 
 SpillOutcome CpuEngine::spill_page(SpillJob& job, std::size_t index) {
@@ -56,8 +81,7 @@ SpillOutcome CpuEngine::spill_page(SpillJob& job, std::size_t index) {
       drop(counters_.dropped_full);
       return SpillOutcome::dropped;
     case ReserveStatus::busy:
-      drop(counters_.dropped_busy);
-      return SpillOutcome::dropped;
+      return busy_page(job, index);
     case ReserveStatus::off:
       drop(counters_.dropped_off);
       return SpillOutcome::dropped;
@@ -79,20 +103,31 @@ SpillOutcome CpuEngine::spill_page(SpillJob& job, std::size_t index) {
   return SpillOutcome::stored;
 }
 
+SpillOutcome CpuEngine::busy_page(const SpillJob& job, std::size_t index) {
+  if (!job.shared) {
+    drop(counters_.dropped_busy);
+    return SpillOutcome::dropped;
+  }
+  // Its writer may have published it since.
+  if (pool_->lookup({&job.keys[index], 1}) == 1) {
+    add(counters_.spill_present, 1);
+    return SpillOutcome::present;
+  }
+  drop(counters_.left_to_others);
+  return SpillOutcome::dropped;
+}
+
 std::uint32_t CpuEngine::copy_out(std::int64_t page, std::byte* payload) {
   std::uint32_t checksum = 0;
   for (std::uint32_t layer = 0; layer < layout_.layer_count(); ++layer) {
     // Served to its end, cancelled or not: it stands for a copy that is slow to read.
     const auto delay = faults_.delay(CopyKind::spill, static_cast<int>(layer));
     if (delay.count() != 0) std::this_thread::sleep_for(delay);
-    for (const Region& region : layout_.regions(layer)) {
-      std::byte* target = payload + region.block_offset;
-      for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
-        checksum = copy_nt_crc32c_unfenced(target + piece * region.piece_bytes,
-                                           region.piece(static_cast<std::uint64_t>(page), piece),
-                                           region.piece_bytes, checksum);
-      }
-    }
+    layout_.for_each_piece(layer, static_cast<std::uint64_t>(page),
+                           [&](const std::byte* source, std::uint64_t offset, std::uint64_t bytes) {
+                             checksum =
+                                 copy_nt_crc32c_unfenced(payload + offset, source, bytes, checksum);
+                           });
   }
   nt_fence();
   return checksum;
@@ -101,12 +136,20 @@ std::uint32_t CpuEngine::copy_out(std::int64_t page, std::byte* payload) {
 // ---- load ----
 
 bool CpuEngine::trusted(const BlockRef& ref) {
-  // A block of another size has another identity, whatever its key says.
-  if (ref.payload_bytes != layout_.block_bytes()) return false;
   if (pool_->verified(ref)) return true;
   const bool good = hpkv::verify(*pool_, ref);
   add(good ? counters_.verified_blocks : counters_.bad_blocks, 1);
   return good;
+}
+
+bool CpuEngine::trusted_pages(const LoadJob& job, std::size_t begin, std::size_t end) {
+  const std::size_t per_page = job.blocks_per_page();
+  const std::uint64_t bytes = job.source ? job.source->block_bytes() : layout_.block_bytes();
+  for (const BlockRef& ref : job.lease.refs().subspan(begin * per_page, (end - begin) * per_page)) {
+    // A block of another size has another identity, whatever its key says.
+    if (job.ticket->failed() || ref.payload_bytes != bytes || !trusted(ref)) return false;
+  }
+  return true;
 }
 
 void CpuEngine::run(const LoadUnit& unit) {
@@ -121,25 +164,21 @@ void CpuEngine::run(const LoadUnit& unit) {
   const std::size_t end = std::min(begin + job.chunk_pages, job.pages.size());
   if (unit.layer == 0) {
     // All checks of a unit before its first copy, so a bad block costs no copies.
-    for (std::size_t i = begin; i < end && !ticket.failed(); ++i) {
-      if (!trusted(job.lease.refs()[i])) ticket.fail();
-    }
+    if (!trusted_pages(job, begin, end)) ticket.fail();
   }
   if (!ticket.failed()) copy_in(unit, begin, end);
   if (ticket.finish_unit(unit.layer)) finish_load(job);
 }
 
 void CpuEngine::copy_in(const LoadUnit& unit, std::size_t begin, std::size_t end) {
-  const std::span<const BlockRef> refs = unit.job->lease.refs();
+  const LoadJob& job = *unit.job;
+  const std::size_t per_page = job.blocks_per_page();
   for (std::size_t i = begin; i < end; ++i) {
-    const std::byte* payload = pool_->payload(refs[i]);
-    const auto page = static_cast<std::uint64_t>(unit.job->pages[i]);
-    for (const Region& region : layout_.regions(unit.layer)) {
-      const std::byte* source = payload + region.block_offset;
-      for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
-        copy_nt_unfenced(region.piece(page, piece), source + piece * region.piece_bytes,
-                         region.piece_bytes);
-      }
+    const auto page = static_cast<std::uint64_t>(job.pages[i]);
+    for (std::size_t part = 0; part < per_page; ++part) {
+      const std::byte* payload = pool_->payload(job.lease.refs()[i * per_page + part]);
+      copy_regions(job.source ? job.source->regions(unit.layer, part) : layout_.regions(unit.layer),
+                   page, payload);
     }
   }
   nt_fence();

@@ -68,8 +68,7 @@ void CpuEngine::check_pages(std::span<const std::int64_t> pages, std::size_t exp
   }
   if (pages.size() != expected) {
     throw Error(ErrorKind::argument, "copy engine: " + std::to_string(pages.size()) +
-                                         " pages given for " + std::to_string(expected) +
-                                         " blocks");
+                                         " pages given, " + std::to_string(expected) + " expected");
   }
   for (const std::int64_t page : pages) {
     // As unsigned, a negative index is a very large one.
@@ -82,10 +81,15 @@ void CpuEngine::check_pages(std::span<const std::int64_t> pages, std::size_t exp
 }
 
 std::shared_ptr<SpillTicket> CpuEngine::spill(std::vector<Key> keys,
-                                              std::vector<std::int64_t> pages, DeviceEvent after) {
+                                              std::vector<std::int64_t> pages, DeviceEvent after,
+                                              Turn turn) {
   check_pages(pages, keys.size(), after);
+  if (turn.index < 0 || turn.index >= turn.count) {
+    throw Error(ErrorKind::argument, "copy engine: turn " + std::to_string(turn.index) +
+                                         " is not in [0, " + std::to_string(turn.count) + ")");
+  }
   const std::uint64_t stamp = pool_->take_stamps(pages.size());
-  const auto job = std::make_shared<SpillJob>(std::move(keys), std::move(pages), stamp);
+  const auto job = std::make_shared<SpillJob>(std::move(keys), std::move(pages), stamp, turn);
   const std::size_t count = job->pages.size();
   if (count == 0) return job->ticket;
   if (faults_.take_failure(CopyKind::spill)) job->ticket->cancel();
@@ -112,14 +116,25 @@ std::size_t CpuEngine::chunk_pages(std::size_t page_count) const noexcept {
 }
 
 std::shared_ptr<LoadTicket> CpuEngine::load(Lease lease, std::vector<std::int64_t> pages,
-                                            DeviceEvent after) {
+                                            DeviceEvent after,
+                                            std::shared_ptr<const BlockSource> source) {
+  if (source && !source->fits(layout_)) {
+    throw Error(ErrorKind::argument, "copy engine: the source was made for another layout");
+  }
+  const std::size_t per_page = source ? source->blocks_per_page() : 1;
+  if (lease.count() % per_page != 0) {
+    throw Error(ErrorKind::argument, "copy engine: " + std::to_string(lease.count()) +
+                                         " blocks are no whole pages of " +
+                                         std::to_string(per_page) + " blocks");
+  }
   const bool lost = lease.count() == 0 && !pages.empty();
-  check_pages(pages, lost ? pages.size() : lease.count(), after);
+  check_pages(pages, lost ? pages.size() : lease.count() / per_page, after);
   counters_.load_tickets.fetch_add(1, std::memory_order_relaxed);
   if (!lost) {
     const std::size_t count = pages.size();
-    const auto job = std::make_shared<LoadJob>(layout_.layer_count(), std::move(lease),
-                                               std::move(pages), chunk_pages(count));
+    const auto job =
+        std::make_shared<LoadJob>(layout_.layer_count(), std::move(lease), std::move(pages),
+                                  chunk_pages(count), std::move(source));
     if (count == 0) return job->ticket;
     if (faults_.take_failure(CopyKind::load)) job->ticket->fail();
     const std::lock_guard lock(mutex_);
@@ -228,6 +243,7 @@ EngineStats CpuEngine::stats() const {
   stats.spill_present = read(counters_.spill_present);
   stats.spill_dropped_full = read(counters_.dropped_full);
   stats.spill_dropped_busy = read(counters_.dropped_busy);
+  stats.spill_left_to_others = read(counters_.left_to_others);
   stats.spill_dropped_off = read(counters_.dropped_off);
   stats.spill_dropped_queue = read(counters_.dropped_queue);
   stats.spill_dropped_cancelled = read(counters_.dropped_cancelled);

@@ -28,9 +28,9 @@ class CpuEngine final : public CopyEngine {
   CpuEngine& operator=(const CpuEngine&) = delete;
 
   std::shared_ptr<SpillTicket> spill(std::vector<Key> keys, std::vector<std::int64_t> pages,
-                                     DeviceEvent after) override;
-  std::shared_ptr<LoadTicket> load(Lease lease, std::vector<std::int64_t> pages,
-                                   DeviceEvent after) override;
+                                     DeviceEvent after, Turn turn) override;
+  std::shared_ptr<LoadTicket> load(Lease lease, std::vector<std::int64_t> pages, DeviceEvent after,
+                                   std::shared_ptr<const BlockSource> source) override;
   std::shared_ptr<VerifyTicket> verify(Lease lease) override;
   Faults& faults() noexcept override { return faults_; }
   [[nodiscard]] EngineStats stats() const override;
@@ -41,8 +41,9 @@ class CpuEngine final : public CopyEngine {
   // Counters only ever rise and are read one by one: relaxed everywhere.
   struct Counters {
     std::atomic<std::uint64_t> spill_stored{0}, spill_present{0}, dropped_full{0}, dropped_busy{0},
-        dropped_off{0}, dropped_queue{0}, dropped_cancelled{0}, spilled_bytes{0}, load_tickets{0},
-        load_failed{0}, loaded_blocks{0}, loaded_bytes{0}, verified_blocks{0}, bad_blocks{0};
+        left_to_others{0}, dropped_off{0}, dropped_queue{0}, dropped_cancelled{0}, spilled_bytes{0},
+        load_tickets{0}, load_failed{0}, loaded_blocks{0}, loaded_bytes{0}, verified_blocks{0},
+        bad_blocks{0};
   };
 
   void check_pages(std::span<const std::int64_t> pages, std::size_t expected,
@@ -57,10 +58,13 @@ class CpuEngine final : public CopyEngine {
 
   // One page: outcome, counted.
   SpillOutcome spill_page(SpillJob& job, std::size_t index);
+  SpillOutcome busy_page(const SpillJob& job, std::size_t index);
   [[nodiscard]] std::uint32_t copy_out(std::int64_t page, std::byte* payload);
   void drop(std::atomic<std::uint64_t>& reason, std::size_t pages = 1) noexcept;
   // Whether the bytes of a pinned block are what was stored, checking them if nobody did yet.
   [[nodiscard]] bool trusted(const BlockRef& ref);
+  // The same for all blocks of a job's pages [begin, end), and whether they have the right size.
+  [[nodiscard]] bool trusted_pages(const LoadJob& job, std::size_t begin, std::size_t end);
   void copy_in(const LoadUnit& unit, std::size_t begin, std::size_t end);
   void finish_load(LoadJob& job);
 
