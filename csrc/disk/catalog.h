@@ -72,6 +72,7 @@ struct Survey {
   std::uint64_t pool_bytes = 0;   // what blocks may use in all
   std::uint64_t free_bytes = 0;   // holds no block
   std::uint64_t clean_bytes = 0;  // unpinned ready blocks that are on disk too
+  std::uint64_t busy_blocks = 0;  // being written or pinned: not judged, look again later
   std::vector<Block> coldest;     // unpinned ready blocks that are not on disk, coldest first
 };
 

@@ -40,7 +40,10 @@ void survey_block(const View& view, const shm::Run& run, std::uint64_t number,
     survey.free_bytes += run.geometry.stride;
     return;
   }
-  if (BlockWord::state(word) != BlockState::ready || shm::any_pin(block)) return;
+  if (BlockWord::state(word) != BlockState::ready || shm::any_pin(block)) {
+    ++survey.busy_blocks;
+    return;
+  }
   const index::Candidate candidate{block.stamp.load(std::memory_order_acquire), offset, word,
                                    shm::load_key(block)};
   index::DiskFound found;
@@ -57,7 +60,13 @@ void survey_block(const View& view, const shm::Run& run, std::uint64_t number,
 
 std::uint64_t Catalog::activity() const noexcept {
   const shm::Core& core = pool_->impl_->core;
-  return core.detached() ? 0 : core.super().stamp_clock.load(std::memory_order_relaxed);
+  if (core.detached()) return 0;
+  // A spill takes its stamps when it is submitted: only its end tells that a block is there.
+  std::uint64_t sum = core.super().stamp_clock.load(std::memory_order_relaxed);
+  for (std::size_t slot = 0; slot < shm::kClientCount; ++slot)
+    sum += core.view.client(slot).counters[static_cast<std::size_t>(shm::Counter::stored)].load(
+        std::memory_order_relaxed);
+  return sum;
 }
 
 Survey Catalog::survey(const SurveyLimits& limits) const {

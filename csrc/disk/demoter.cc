@@ -92,7 +92,7 @@ class Demoter::Desk {
       pause = kTick;
       try {
         const Round done = look();
-        if (done.more) {
+        if (done.more || done.waits) {
           pause = done.progress ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kStuck);
         } else {
           const std::chrono::nanoseconds walk(done.walk_ns * kWalkShare);
@@ -108,6 +108,7 @@ class Demoter::Desk {
   struct Round {
     bool more = false;
     bool progress = false;
+    bool waits = false;  // for somebody who stores or reads; a walk every second is enough
     std::int64_t walk_ns = 0;
   };
 
@@ -131,13 +132,15 @@ class Demoter::Desk {
     const std::uint64_t enough = survey.pool_bytes / 16 * marks.stop_sixteenths;
     if (spare < survey.pool_bytes / 16 * marks.start_sixteenths) active_ = true;
     if (spare >= enough || survey.coldest.empty()) active_ = false;
-    rest_is_due_ = !survey.coldest.empty();
+    // Nothing moves when a block's last pin goes.
+    rest_is_due_ = !survey.coldest.empty() || survey.busy_blocks != 0;
     done.more = active_;
     if (active_) demote_coldest(survey, enough - spare, done);
     if (!active_ && idle) {
       demote_coldest(survey, kIdleBytes, done);
       seen_activity_ = tier_->catalog->activity();  // of our own entries
-      rest_is_due_ = done.progress;
+      rest_is_due_ = done.progress || survey.busy_blocks != 0;
+      done.waits = !done.progress && rest_is_due_;
     }
     return done;
   }
@@ -176,7 +179,7 @@ class Demoter::Desk {
   const std::shared_ptr<Tier> tier_;
   std::mutex round_mutex_;    // the next four
   bool active_ = false;       // between the two watermarks
-  bool rest_is_due_ = false;  // the last look left blocks that are worth writing
+  bool rest_is_due_ = false;  // the last look left blocks that are, or may be, worth writing
   std::int64_t quiet_since_ns_ = 0;
   std::uint64_t seen_activity_ = 0;
   Pause pause_;

@@ -465,6 +465,20 @@ TEST(close_says_whether_a_thread_is_stuck_and_waits_for_it_no_longer_than_asked)
   CHECK(!rig.own.store->wait_notice(std::chrono::nanoseconds(0)).has_value());
 }
 
+TEST(a_block_that_was_stamped_before_the_demoter_looked_and_stored_after_is_written_too) {
+  Rig rig;
+  Pool& pool = *rig.own.pool;
+  const auto keys = random_keys(1, 70);
+  const auto stamp = pool.take_stamps(1);
+  CHECK(!rig.own.store->demote_round());  // sees the stamps taken, and no block
+  BlockRef ref;
+  CHECK(pool.reserve(rig.own.index, keys[0], ref) == ReserveStatus::ok);
+  pool.publish(ref, crc32c({pool.payload(ref), kBlock}), stamp);
+  while (rig.own.store->stats().demoted_blocks == 0)
+    static_cast<void>(rig.own.store->demote_round());
+  require_sound(pool);
+}
+
 TEST(threads_in_the_background_demote_and_recover_by_themselves) {
   Rig rig;
   rig.own.store.reset();
