@@ -18,7 +18,8 @@
 
 namespace hpkv {
 
-// What became of one page of a spill.
+// What became of one page of a spill. Dropped: not stored by us, and nothing is known of others (in
+// a spill in turns another rank may be storing it).
 enum class SpillOutcome : std::uint8_t { stored, present, dropped };
 
 class SpillTicket {

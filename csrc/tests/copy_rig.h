@@ -1,8 +1,10 @@
-// A small pool, a piece of "device" memory with a layout that is awkward on purpose, and an engine
-// between them.
+// CopyRig: a small pool, a piece of "device" memory with a layout that is awkward on purpose, and
+// an engine between them.
 //
 //   layer 0: two dense buffers    layer 1: one buffer of 7 strided pieces    layer 2: one dense
 //   buffer
+//
+// Server: device memory of any layout and an engine on a pool that others use too.
 #pragma once
 
 #include <stdlib.h>
@@ -10,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -105,12 +108,6 @@ class CopyRig {
     return page_of(device_, page, layer);
   }
 
-  void flip_byte(const Key& key, std::uint64_t at) const {
-    const Lease pinned(pool, std::vector<Key>{key});
-    CHECK(pinned.count() == 1);
-    pool->payload(pinned.refs()[0])[at] ^= std::byte{0x10};
-  }
-
   std::shared_ptr<Pool> pool;
   std::unique_ptr<CopyEngine> engine;
 
@@ -152,5 +149,54 @@ class CopyRig {
   std::vector<std::byte> device_;
   std::unique_ptr<BlockLayout> layout_;
 };
+
+class Server {
+ public:
+  using MakeLayout = std::function<BlockLayout(std::uint64_t base)>;
+
+  static constexpr std::size_t kDeviceBytes = 1 << 20;
+
+  // `make` places the layout's regions from an address on. Servers of one `name` share blocks.
+  Server(std::shared_ptr<Pool> the_pool, int name, const MakeLayout& make,
+         const EngineOptions& options = {})
+      : device(kDeviceBytes),
+        pool(std::move(the_pool)),
+        layout(make(reinterpret_cast<std::uint64_t>(device.data()))) {
+    NamespaceId id{};
+    id[0] = static_cast<std::byte>(name);
+    namespace_index = pool->add_namespace(id, {}, layout.block_bytes());
+    engine = make_cpu_engine(pool, namespace_index, layout, options);
+  }
+
+  void fill(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (std::byte& byte : device) byte = static_cast<std::byte>(random());
+  }
+
+  [[nodiscard]] std::uint64_t base() const {
+    return reinterpret_cast<std::uint64_t>(device.data());
+  }
+  [[nodiscard]] Lease lease(const std::vector<Key>& keys) const { return Lease(pool, keys); }
+
+  std::vector<std::byte> device;  // outlives the engine
+  std::shared_ptr<Pool> pool;
+  BlockLayout layout;
+  std::uint32_t namespace_index = 0;
+  std::unique_ptr<CopyEngine> engine;
+};
+
+// The bytes of a block that is there.
+inline std::vector<std::byte> block_of(const std::shared_ptr<Pool>& pool, const Key& key) {
+  const Lease pinned(pool, std::vector<Key>{key});
+  CHECK(pinned.count() == 1);
+  const std::byte* payload = pool->payload(pinned.refs()[0]);
+  return {payload, payload + pinned.refs()[0].payload_bytes};
+}
+
+inline void flip_byte_of(const std::shared_ptr<Pool>& pool, const Key& key, std::uint64_t at) {
+  const Lease pinned(pool, std::vector<Key>{key});
+  CHECK(pinned.count() == 1);
+  pool->payload(pinned.refs()[0])[at] ^= std::byte{0x10};
+}
 
 }  // namespace hpkv::test

@@ -189,7 +189,7 @@ TEST(a_bad_block_fails_its_load_is_condemned_and_never_reaches_the_device) {
   const auto keys = rig.keys(1, 6);
   rig.fill_device(51);
   rig.engine->spill(keys, rig.pages(0, 6), {})->wait();
-  rig.flip_byte(keys[3], rig.block_bytes() - 1);
+  test::flip_byte_of(rig.pool, keys[3], rig.block_bytes() - 1);
   rig.fill_device(52);
   const auto before = rig.device_copy();
   const auto load = rig.engine->load(rig.lease(keys), rig.pages(10, 6), {});
@@ -209,7 +209,7 @@ TEST(no_layer_of_a_block_is_copied_before_the_block_is_checked) {
   const auto keys = rig.keys(1, 6);
   rig.fill_device(53);
   rig.engine->spill(keys, rig.pages(0, 6), {})->wait();
-  rig.flip_byte(keys[1], 5);
+  test::flip_byte_of(rig.pool, keys[1], 5);
   rig.fill_device(54);
   const auto before = rig.device_copy();
   // One thread sleeps before it checks the first pages; the other one must not run ahead with their
@@ -261,7 +261,7 @@ TEST(verification_reports_the_leading_good_run_and_condemns_the_bad_one) {
   const auto good = rig.engine->verify(rig.lease(keys));
   good->wait();
   CHECK(good->good() == 6);
-  rig.flip_byte(keys[4], 0);
+  test::flip_byte_of(rig.pool, keys[4], 0);
   const auto bad = rig.engine->verify(rig.lease(keys));
   bad->wait();
   CHECK(bad->good() == 4);

@@ -432,6 +432,48 @@ TEST(every_block_up_to_an_eighth_of_the_pool_fits_and_a_larger_one_is_refused) {
   }
 }
 
+TEST(dropping_keys_takes_those_that_are_unpinned_and_no_others) {
+  const Folder folder;
+  const auto pool = Pool::open(folder.options());
+  const std::uint32_t index = pool->add_namespace(identity(1), {}, 5000);
+  const auto keys = random_keys(8);
+  for (std::size_t i = 0; i < 6; ++i) CHECK(put_one(*pool, index, keys[i]) == PutStatus::stored);
+  BlockRef pinned;
+  CHECK(pool->pin({&keys[1], 1}, {&pinned, 1}) == 1);
+  BlockRef writing;
+  CHECK(pool->reserve(index, keys[6], writing) == ReserveStatus::ok);
+  // 1 is pinned, 6 is being written, 7 is not there.
+  const std::vector<Key> chosen = {keys[1], keys[2], keys[4], keys[6], keys[7]};
+  CHECK(pool->drop(chosen) == 2);
+  CHECK(pool->drop(chosen) == 0);
+  for (const std::size_t kept : {0, 1, 3, 5}) CHECK(holds(*pool, keys[kept], 5000));
+  for (const std::size_t gone : {2, 4}) CHECK(pool->lookup({&keys[gone], 1}) == 0);
+  pool->abandon(writing);
+  pool->unpin({&pinned, 1});
+  CHECK(pool->drop({&keys[1], 1}) == 1);
+  // Their places are free for others, and the keys may come back.
+  for (const Key& key : keys) CHECK(put_one(*pool, index, key) != PutStatus::full);
+  for (const Key& key : keys) CHECK(holds(*pool, key, 5000));
+  require_sound(*pool);
+}
+
+TEST(a_known_namespace_is_described_and_an_unknown_one_is_not) {
+  const Folder folder;
+  const auto pool = Pool::open(folder.options());
+  CHECK(pool->known_namespaces().empty());
+  const std::string text = "what it is";
+  const std::uint32_t first = pool->add_namespace(identity(1), {}, 5000);
+  const std::uint32_t second =
+      pool->add_namespace(identity(2), std::as_bytes(std::span(text)), 6000);
+  CHECK(pool->known_namespaces() == std::vector({identity(1), identity(2)}));
+  const auto found = pool->describe(identity(2));
+  CHECK(found && found->first == second && first != second);
+  CHECK(found->second.descriptor == text && found->second.block_bytes == 6000);
+  CHECK(!pool->describe(identity(3)));
+  pool->close();
+  CHECK(!pool->describe(identity(2)) && pool->known_namespaces().empty());
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN

