@@ -1,0 +1,396 @@
+"""The NPU engine keeps the promises of the core's engine; the fake device stands for the NPU."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from npu_rig import LAYERS, PAGES, NpuRig, keys_of, kv_tensors, pages_of
+
+from hpkv_sglang._core import CopyEngine
+from hpkv_sglang.npu import spills
+from hpkv_sglang.npu.engine import NpuEngine
+from hpkv_testing.fake_npu import FakeNpu
+
+ONE_HOUR_US = 3_600_000_000
+Engine = CopyEngine | NpuEngine
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
+        yield path
+
+
+@pytest.fixture
+def rig(directory: str) -> Iterator[NpuRig]:
+    rig = NpuRig(directory)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def checking_rig(directory: str) -> Iterator[NpuRig]:
+    rig = NpuRig(directory, verify_always=True)
+    yield rig
+    rig.close()
+
+
+def engine_of(rig: NpuRig, kind: str) -> Engine:
+    """`npu` has two staging blocks per direction, fewer than most tests have pages."""
+    return rig.core() if kind == "core" else rig.npu(staging_pages=4)
+
+
+both = pytest.mark.parametrize("kind", ["core", "npu"])
+
+
+# ---- the common interface ----
+
+
+@both
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_spilled_pages_come_back_and_nothing_else_changes(
+    rig: NpuRig, kind: str, count: int
+) -> None:
+    engine = engine_of(rig, kind)
+    sources = pages_of(*[PAGES - 1, 0, 5, 2, 3, 8, 9][:count])
+    targets = pages_of(*[0, PAGES - 1, 4, 6, 7, 1, 10][:count])
+    keys = keys_of(1, count)
+    wanted = dict(zip(targets.tolist(), [rig.page(int(p)) for p in sources], strict=True))
+    ticket = engine.spill(keys, sources)
+    ticket.wait()
+    assert (ticket.stored, ticket.present, ticket.dropped) == (count, 0, 0)
+    assert ticket.done and ticket.device_done
+    for page in range(PAGES):
+        rig.writer(page, page)()
+    load = engine.load(rig.pool.pin(keys), targets)
+    assert load.wait()
+    assert load.ok and load.elapsed_s > 0
+    for page in range(PAGES):
+        assert rig.page(page) == wanted.get(page, rig.written(page))
+
+
+@both
+def test_pages_that_are_there_are_not_stored_again(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(2, 5)
+    engine.spill(keys[1:3], pages_of(1, 2)).wait()
+    ticket = engine.spill(keys, pages_of(0, 1, 2, 3, 4))
+    ticket.wait()
+    assert (ticket.stored, ticket.present, ticket.dropped) == (3, 2, 0)
+    assert (engine.stats()["spill_stored"], engine.stats()["spill_present"]) == (5, 2)
+    assert rig.pool.lookup(keys) == 5
+
+
+@both
+def test_a_cancelled_spill_publishes_nothing_more(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(3, 8)
+    engine.set_delay("spill", -1, ONE_HOUR_US)
+    ticket = engine.spill(keys, np.arange(8, dtype=np.int64))
+    assert not ticket.wait_device(0.001) and not ticket.device_done
+    ticket.cancel()
+    assert ticket.wait_device(0) and ticket.device_done
+    ticket.wait()
+    assert (ticket.stored, ticket.dropped) == (0, 8)
+    assert rig.pool.lookup(keys) == 0
+    assert engine.stats()["spill_dropped_cancelled"] == 8
+
+
+@both
+def test_injected_failures_run_out(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(4, 2)
+    engine.fail_next("spill", 1)
+    engine.spill(keys, pages_of(0, 1)).wait()
+    assert rig.pool.lookup(keys) == 0
+    engine.spill(keys, pages_of(0, 1)).wait()
+    engine.fail_next("load", 1)
+    assert not engine.load(rig.pool.pin(keys), pages_of(2, 3)).wait()
+    assert engine.load(rig.pool.pin(keys), pages_of(2, 3)).wait()
+    assert (engine.stats()["load_tickets"], engine.stats()["load_failed"]) == (2, 1)
+    engine.fail_next("verify", 1)
+    assert _verified(engine, rig, keys) == 0
+    assert _verified(engine, rig, keys) == 2
+
+
+def _verified(engine: Engine, rig: NpuRig, keys: object) -> int:
+    ticket = engine.verify(rig.pool.pin(keys))  # type: ignore[arg-type]
+    ticket.wait()
+    return ticket.good
+
+
+@both
+def test_a_load_takes_the_lease_over(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(5, 2)
+    engine.spill(keys, pages_of(0, 1)).wait()
+    lease = rig.pool.pin(keys)
+    load = engine.load(lease, pages_of(4, 5))
+    assert lease.count == 0
+    assert load.wait()
+    assert rig.pool.stats()["pinned"] == 0
+    assert not engine.load(lease, pages_of(4, 5)).wait(), "a used lease fails the load"
+
+
+@both
+@pytest.mark.parametrize("bad", [[0, PAGES], [-1, 0], [0], [0, 1, 2]])
+def test_pages_outside_the_pool_are_a_value_error(rig: NpuRig, kind: str, bad: list[int]) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(6, 2)
+    engine.spill(keys, pages_of(0, 1)).wait()
+    with pytest.raises(ValueError, match="copy engine"):
+        engine.spill(keys, pages_of(*bad))
+    lease = rig.pool.pin(keys)
+    with pytest.raises(ValueError, match="copy engine"):
+        engine.load(lease, pages_of(*bad))
+    assert rig.pool.stats()["pinned"] == 0
+
+
+@both
+def test_unknown_kinds_layers_and_turns_are_errors(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    with pytest.raises(ValueError, match="valid: spill, load, verify"):
+        engine.set_delay("store", -1, 1)
+    with pytest.raises(ValueError, match="valid: spill, load, verify"):
+        engine.fail_next("store", 1)
+    for wrong in ((LAYERS, 1), (-2, 1), (0, -1)):
+        with pytest.raises(ValueError, match="layer"):
+            engine.set_delay("spill", *wrong)
+    keys = keys_of(7, 1)
+    with pytest.raises(ValueError, match="turn"):
+        engine.spill(keys, pages_of(0), 2, 2)
+    engine.spill(keys, pages_of(0)).wait()
+    load = engine.load(rig.pool.pin(keys), pages_of(1))
+    with pytest.raises(IndexError):
+        load.wait_layer(LAYERS)
+    assert load.wait()
+
+
+@both
+def test_submissions_after_close_are_dropped_or_fail(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(8, 2)
+    engine.spill(keys, pages_of(0, 1)).wait()
+    engine.close()
+    engine.close()
+    spill = engine.spill(keys_of(9, 2), pages_of(0, 1))
+    assert spill.done and spill.dropped == 2
+    assert not engine.load(rig.pool.pin(keys), pages_of(0, 1)).wait()
+    assert _verified(engine, rig, keys) == 0
+    engine.quiesce()
+
+
+@both
+def test_nothing_to_copy_is_done_at_once(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    none = keys_of(10, 1)[:0]
+    assert engine.spill(none, pages_of()).done
+    assert engine.load(rig.pool.pin(none), pages_of()).wait()
+
+
+@both
+def test_closing_ends_a_wait_for_a_layer(rig: NpuRig, kind: str) -> None:
+    engine = engine_of(rig, kind)
+    keys = keys_of(11, 2)
+    engine.spill(keys, pages_of(0, 1)).wait()
+    engine.set_delay("load", 1, ONE_HOUR_US)
+    load = engine.load(rig.pool.pin(keys), pages_of(4, 5))
+    load.wait_layer(0)
+    assert not load.layer_done(1) and not load.done
+    waiting, returned = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        load.wait_layer(2)
+        load.wait_layer(1)
+        returned.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(30) and not returned.is_set()
+    engine.close()
+    thread.join(30)
+    assert returned.is_set() and load.done and not load.ok and not load.wait()
+
+
+@both
+def test_one_flipped_byte_fails_the_load_and_gives_the_pins_back(
+    checking_rig: NpuRig, kind: str
+) -> None:
+    rig = checking_rig
+    engine = engine_of(rig, kind)
+    keys = keys_of(12, 7)
+    engine.spill(keys, np.arange(7, dtype=np.int64)).wait()
+    assert _verified(engine, rig, keys) == 7
+    _flip_in_file(Path(rig.pool.path), b"".join(rig.page(4)))
+    assert not engine.load(rig.pool.pin(keys), np.arange(7, 14, dtype=np.int64)).wait()
+    assert rig.pool.lookup(keys) == 4, "the bad block is no longer promised"
+    assert engine.stats()["bad_blocks"] == 1
+    assert rig.pool.stats()["pinned"] == 0
+    wanted = rig.page(3)
+    assert engine.load(rig.pool.pin(keys[:4]), pages_of(8, 9, 10, 11)).wait()
+    assert rig.page(11) == wanted
+
+
+def _flip_in_file(path: Path, block: bytes) -> None:
+    content = path.read_bytes()
+    at = content.index(block)
+    with path.open("r+b") as file:
+        file.seek(at + len(block) - 1)
+        file.write(bytes([block[-1] ^ 1]))
+
+
+@both
+def test_in_turns_each_page_is_stored_once(rig: NpuRig, kind: str) -> None:
+    first, second = engine_of(rig, kind), engine_of(rig, kind)
+    keys = keys_of(13, 9)
+    pages = np.arange(9, dtype=np.int64)
+    tickets = [first.spill(keys, pages, 0, 2), second.spill(keys, pages, 1, 2)]
+    for ticket in tickets:
+        ticket.wait()
+    assert sum(ticket.stored for ticket in tickets) == 9
+    assert rig.pool.lookup(keys) == 9
+    assert first.load(rig.pool.pin(keys), pages).wait()
+
+
+# ---- what only this engine has ----
+
+
+def test_a_rank_begins_with_its_own_pages(rig: NpuRig) -> None:
+    engine = rig.npu(staging_pages=2)  # one page at a time
+    keys = keys_of(14, 4)
+    rig.device.streams["d2h"].hold()
+    ticket = engine.spill(keys, np.arange(4, dtype=np.int64), 1, 2)
+    rig.device.wait_issued("copy", LAYERS)  # the first page is being read
+    ticket.cancel()
+    rig.device.streams["d2h"].release()
+    ticket.wait()
+    assert ticket.dropped == 4
+    again = engine.spill(keys, np.arange(4, dtype=np.int64), 1, 2)
+    again.wait()
+    assert list(spills._turn_order(5, 1, 2)) == [1, 3, 0, 2, 4]
+    assert list(spills._turn_order(3, 2, 3)) == [2, 0, 1]
+    assert rig.pool.lookup(keys) == 4
+
+
+def test_what_is_in_the_pool_is_not_read_from_the_device(rig: NpuRig) -> None:
+    engine = rig.npu()
+    keys = keys_of(15, 3)
+    engine.spill(keys, pages_of(0, 1, 2)).wait()
+    copies = rig.device.issued["copy"]
+    ticket = engine.spill(keys, pages_of(3, 4, 5))
+    ticket.wait()
+    assert ticket.present == 3
+    assert rig.device.issued["copy"] == copies
+
+
+def test_a_spill_larger_than_the_staging_area_evicts_its_tail_first(directory: str) -> None:
+    # Blocks of about 1 MiB in a pool of 16 MiB.
+    rig = NpuRig(directory, tensors=kv_tensors(((22000,), (22000,))))
+    engine = rig.npu(staging_pages=4)
+    keys = keys_of(16, 6)
+    ticket = engine.spill(keys, np.arange(6, dtype=np.int64))
+    ticket.wait()
+    assert ticket.stored == 6
+    others = keys_of(17, PAGES)
+    evicted = 0
+    while rig.pool.lookup(keys) == 6:
+        assert evicted < PAGES, "the pool never got full"
+        engine.spill(others[evicted : evicted + 1], pages_of(evicted)).wait()
+        evicted += 1
+    assert rig.pool.lookup(keys) >= 3, "the head of a prefix stays when its tail goes"
+    rig.close()
+
+
+def test_the_caller_never_waits_and_what_does_not_fit_is_dropped(
+    rig: NpuRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spills, "QUEUED_PAGES_MAX", 10)
+    engine = rig.npu(staging_pages=2)
+    rig.device.streams["d2h"].hold()
+    keys = keys_of(18, 16)
+    first = engine.spill(keys[:8], np.arange(8, dtype=np.int64))
+    second = engine.spill(keys[8:], np.arange(8, dtype=np.int64))
+    assert second.done and second.dropped == 8 and not first.done
+    assert engine.stats()["spill_dropped_queue"] == 8
+    rig.device.streams["d2h"].release()
+    first.wait()
+    assert first.stored == 8
+    assert engine.stats()["queued_pages"] == 0
+
+
+def test_a_cancelled_page_that_is_being_read_is_dropped(rig: NpuRig) -> None:
+    engine = rig.npu()
+    keys = keys_of(19, 2)
+    rig.device.streams["d2h"].hold()
+    ticket = engine.spill(keys, pages_of(0, 1))
+    rig.device.wait_issued("copy", 2 * LAYERS)
+    ticket.cancel()
+    assert not ticket.device_done, "the device may still read"
+    rig.device.streams["d2h"].release()
+    assert ticket.wait_device(30)
+    ticket.wait()
+    assert ticket.dropped == 2 and rig.pool.lookup(keys) == 0
+
+
+@pytest.mark.parametrize("operation", ["gather", "copy"])
+def test_a_device_error_drops_spills_from_then_on(
+    rig: NpuRig, operation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = rig.npu()
+    stored = keys_of(20, 2)
+    engine.spill(stored, pages_of(0, 1)).wait()
+    keys = keys_of(21, 2)
+    rig.device.fail_next(operation)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            ticket = engine.spill(keys, pages_of(2, 3))
+            ticket.wait()
+            assert ticket.device_done and ticket.dropped == 2
+            assert not engine.load(rig.pool.pin(stored), pages_of(4, 5)).wait()
+    assert rig.pool.lookup(keys) == 0 and engine.poisoned
+    assert engine.stats()["device_errors"] == 1
+    assert len([r for r in caplog.records if "staging area failed" in r.message]) == 1
+
+
+@pytest.mark.parametrize("how", ["scatter", "copy", "stream"])
+def test_a_device_error_fails_loads_from_then_on(rig: NpuRig, how: str) -> None:
+    engine = rig.npu(staging_pages=4)
+    keys = keys_of(22, 7)
+    engine.spill(keys, np.arange(7, dtype=np.int64)).wait()
+    if how == "stream":
+        rig.device.break_stream("h2d")
+    else:
+        rig.device.fail_next(how)
+    load = engine.load(rig.pool.pin(keys), np.arange(7, 14, dtype=np.int64))
+    load.wait_layer(LAYERS - 1)
+    assert not load.wait() and load.layer_done(0)
+    assert rig.pool.stats()["pinned"] == 0
+    assert not engine.load(rig.pool.pin(keys), np.arange(7, dtype=np.int64)).wait()
+    assert engine.spill(keys_of(23, 1), pages_of(0)).dropped == 1
+    engine.quiesce()
+
+
+def test_too_little_staging_is_a_value_error(rig: NpuRig) -> None:
+    with pytest.raises(ValueError, match="staging"):
+        rig.npu(staging_pages=1)
+
+
+def test_pages_with_gaps_are_refused(directory: str) -> None:
+    from hpkv_sglang.errors import LayoutError
+    from hpkv_sglang.layout.base import PageTensor
+
+    wide = kv_tensors(((2, 8),))
+    narrow = [
+        PageTensor(layer=t.layer, field=t.field, pages=t.pages.flatten(2)[:, :, :12]) for t in wide
+    ]
+    rig = NpuRig(directory, FakeNpu(), narrow)
+    with pytest.raises(LayoutError, match="contiguous"):
+        rig.npu()
+    rig.close()
