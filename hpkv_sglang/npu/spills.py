@@ -191,7 +191,9 @@ class StagedSpills:
         """Read pages `[first, end)` in as many batches as free slots make it, or drop them."""
         while first < end:
             self._delay(job)
-            slots = self._slots.take(1, end - first)
+            # Half of the slots are read into while the other half is stored.
+            half = max(1, self._slots.count // 2)
+            slots = self._slots.take(min(half, end - first), end - first)
             if not slots or self._health.poisoned or not job.ticket.begin_read():
                 self._slots.give(slots)
                 break

@@ -147,10 +147,11 @@ class TorchNpuStreams:
         return host.to(self._device, non_blocking=True)
 
     def gather(self, pages: torch.Tensor, indices: Any, target: torch.Tensor) -> None:
-        target.copy_(pages.index_select(0, indices))
+        # Indexing of bytes is what SGLang itself moves pages with on this device.
+        target.copy_(pages[indices])
 
     def scatter(self, source: torch.Tensor, indices: Any, pages: torch.Tensor) -> None:
-        pages.index_copy_(0, indices, source.contiguous())
+        pages[indices] = source
 
     def copy_async(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -97,6 +97,8 @@ class NpuRig:
             self.device.compute(operation)
 
     def close(self) -> None:
+        for stream in self.device.streams.values():
+            stream.release()  # a test that failed may have left it held
         for engine in self._engines:
             engine.close()
         self.device.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from npu_rig import LAYERS, PAGES, NpuRig, keys_of, kv_tensors, pages_of
 
-from hpkv_sglang._core import CopyEngine
+from hpkv_sglang._core import BlockSource, CopyEngine, Region
 from hpkv_sglang.npu import spills
 from hpkv_sglang.npu.engine import NpuEngine
 from hpkv_testing.fake_npu import FakeNpu
@@ -259,24 +259,59 @@ def test_in_turns_each_page_is_stored_once(rig: NpuRig, kind: str) -> None:
     assert first.load(rig.pool.pin(keys), pages).wait()
 
 
+@both
+def test_blocks_of_another_arrangement_become_pages(directory: str, kind: str) -> None:
+    """Elsewhere K and V of a page are two blocks, layers last to first."""
+    rig = NpuRig(directory, tensors=kv_tensors(((2, 8), (2, 8))))
+    engine = engine_of(rig, kind)
+    layout = engine.staged_layout if isinstance(engine, NpuEngine) else rig.layout
+    field_bytes = rig.tensors[0].page_bytes
+    parts = [
+        [
+            Region(
+                layer=device.columns.layer,
+                base=device.columns.at,
+                page_stride=device.page_stride,
+                piece_count=1,
+                piece_stride=0,
+                piece_bytes=field_bytes,
+                block_offset=(LAYERS - 1 - device.columns.layer) * field_bytes,
+            )
+            for device in layout.devices
+            if device.columns.field == field
+        ]
+        for field in ("field 0", "field 1")
+    ]
+    source = BlockSource(layout.block, block_bytes=LAYERS * field_bytes, parts=parts)
+    elsewhere = rig.pool.add_namespace(b"e" * 32, b"", source.block_bytes)
+    keys = keys_of(24, 14)
+    for page in range(7):
+        for part in range(2):
+            rows = rig.page(page)[part::2]
+            key = bytes(keys[2 * page + part : 2 * page + part + 1])
+            assert rig.pool.put(elsewhere, key, b"".join(reversed(rows))) == "stored"
+    assert engine.load(rig.pool.pin(keys), np.arange(8, 15, dtype=np.int64), source).wait()
+    assert [rig.page(8 + p) for p in range(7)] == [rig.page(p) for p in range(7)]
+    assert not engine.load(rig.pool.pin(keys[:1]), pages_of(1)).wait(), "of another size"
+    rig.close()
+
+
 # ---- what only this engine has ----
 
 
-def test_a_rank_begins_with_its_own_pages(rig: NpuRig) -> None:
+def test_a_rank_begins_with_its_own_pages(rig: NpuRig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rig.npu(staging_pages=2)  # one page at a time
-    keys = keys_of(14, 4)
-    rig.device.streams["d2h"].hold()
-    ticket = engine.spill(keys, np.arange(4, dtype=np.int64), 1, 2)
-    rig.device.wait_issued("copy", LAYERS)  # the first page is being read
-    ticket.cancel()
-    rig.device.streams["d2h"].release()
+    read: list[int] = []
+    indices = rig.device.indices
+    monkeypatch.setattr(
+        rig.device, "indices", lambda pages: read.extend(pages.tolist()) or indices(pages)
+    )
+    keys = keys_of(14, 5)
+    ticket = engine.spill(keys, pages_of(10, 11, 12, 13, 14), 1, 2)
     ticket.wait()
-    assert ticket.dropped == 4
-    again = engine.spill(keys, np.arange(4, dtype=np.int64), 1, 2)
-    again.wait()
-    assert list(spills._turn_order(5, 1, 2)) == [1, 3, 0, 2, 4]
-    assert list(spills._turn_order(3, 2, 3)) == [2, 0, 1]
-    assert rig.pool.lookup(keys) == 4
+    assert read == [11, 13, 10, 12, 14]
+    assert engine.load(rig.pool.pin(keys), pages_of(0, 1, 2, 3, 4)).wait()
+    assert [rig.page(p) for p in range(5)] == [rig.page(10 + p) for p in range(5)]
 
 
 def test_what_is_in_the_pool_is_not_read_from_the_device(rig: NpuRig) -> None:

@@ -7,6 +7,7 @@ stream is held while everything else goes as far as it can, so a missing wait sh
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -204,6 +205,35 @@ def test_batches_of_one_load_do_not_overwrite_each_other(
     rig.device.settle()
     found = [row for page in range(6) for row in rig.page(8 + page)]
     verdict(rig, found, [row for page in range(6) for row in rig.written(100 + page)], skip)
+
+
+def test_a_layer_of_a_large_load_is_there_when_its_last_batch_is(make_rig: MakeRig) -> None:
+    rig = make_rig(None)
+    engine = rig.npu(staging_pages=4)  # two for loads: batches of one
+    for page in range(6):
+        rig.writer(page, 100 + page)()
+    keys = keys_of(9, 6)
+    engine.spill(keys, np.arange(6, dtype=np.int64)).wait()
+    rig.device.streams["h2d"].hold()
+    load = engine.load(rig.pool.pin(keys), np.arange(8, 14, dtype=np.int64))
+    seen: list[list[bytes]] = []
+
+    def forward() -> None:
+        with rig.device.on(rig.device.forward_stream):
+            load.wait_layer(0)
+            load.wait_layer(LAST)
+            rig.device.compute(lambda: seen.extend(rig.page(8 + page) for page in range(6)))
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    rig.device.wait_issued("scatter", 2 * LAYERS)  # the first batch
+    thread.join(0.1)
+    assert thread.is_alive(), "most of its pages are still in the pool"
+    rig.device.streams["h2d"].release()
+    thread.join(30)
+    assert load.wait()
+    rig.device.settle()
+    assert seen == [rig.written(100 + page) for page in range(6)]
 
 
 class Impatient:

@@ -1,0 +1,169 @@
+"""Page copies of an NPU: over torch's own operations, and over SGLang's kernel where there is one.
+
+The kernel is a stand-in written after the rules that its public source checks; nothing here shows
+how the real one behaves.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from enum import Enum
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from npu_rig import LAYERS, PAGES, NpuRig, keys_of, kv_tensors
+
+from hpkv_sglang.errors import RefusedError
+from hpkv_sglang.layout.base import PageTensor
+from hpkv_sglang.npu.streams import SglExchange, TorchNpuStreams, sgl_exchange
+from hpkv_testing.fake_npu import FakeNpu
+
+
+class TransferDirection(Enum):
+    H2D = 1
+    D2H = 2
+
+
+def transfer_kv_dim_exchange(
+    *,
+    device_indices: torch.Tensor,
+    host_indices: torch.Tensor,
+    device_k: torch.Tensor,
+    host_k: torch.Tensor,
+    device_v: torch.Tensor,
+    host_v: torch.Tensor,
+    page_size: int,
+    direction: TransferDirection,
+) -> None:
+    """Device `[layer, page, slot, head, dim]`, host `[page, layer, slot, head, dim]`."""
+    assert device_k.dim() == host_k.dim() == 5 and device_k.shape[0] == host_k.shape[1]
+    assert device_k.shape[2] == host_k.shape[2] == page_size
+    assert device_v.numel() == host_v.numel() == 0
+    assert device_indices.dtype == host_indices.dtype == torch.int64
+    assert len(device_indices) == len(host_indices) and len(host_indices) % page_size == 0
+    width = page_size * device_k.shape[3] * device_k.shape[4]
+    # A row of the copy is flat, and pages follow each other without gaps.
+    assert device_k.stride(1) == host_k.stride(1) == width
+    for i in range(0, len(device_indices), page_size):
+        page, row = int(device_indices[i]) // page_size, int(host_indices[i]) // page_size
+        assert 0 <= page < device_k.shape[1] and 0 <= row < host_k.shape[0]
+        for layer in range(device_k.shape[0]):
+            device = _flat(device_k, layer * device_k.stride(0) + page * width, width)
+            host = _flat(host_k, row * host_k.stride(0) + layer * width, width)
+            to_host = direction is TransferDirection.D2H
+            (host if to_host else device).copy_(device if to_host else host)
+
+
+def _flat(tensor: torch.Tensor, offset: int, width: int) -> torch.Tensor:
+    return tensor.as_strided((width,), (1,), tensor.storage_offset() + offset)
+
+
+class ExchangeNpu(FakeNpu):
+    """A fake device with SGLang's kernel; it runs on the stream that was current."""
+
+    def __init__(self, kernel: Any = transfer_kv_dim_exchange) -> None:
+        super().__init__()
+        self._exchange = SglExchange(kernel, TransferDirection)
+        self.exchange = self.run
+
+    def run(self, pages: Any, rows: Any, page_indices: Any, row_indices: Any, out: bool) -> None:
+        assert self.is_device(pages) and not self.is_device(rows)
+        self.compute(
+            lambda: self._exchange(pages, rows, page_indices, row_indices, out), "exchange"
+        )
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
+        yield path
+
+
+def round_trip(rig: NpuRig) -> None:
+    """Seven pages through three staging blocks, to other pages; nothing else changes."""
+    engine = rig.npu(staging_pages=6)
+    keys = keys_of(1, 7)
+    sources = np.array([15, 0, 7, 3, 4, 5, 9], dtype=np.int64)
+    targets = np.array([0, 15, 1, 2, 8, 10, 9], dtype=np.int64)
+    wanted = {int(t): rig.page(int(s)) for s, t in zip(sources, targets, strict=True)}
+    engine.spill(keys, sources).wait()
+    for page in range(PAGES):
+        rig.writer(page, page)()
+    assert engine.load(rig.pool.pin(keys), targets).wait()
+    for page in range(PAGES):
+        assert rig.page(page) == wanted.get(page, rig.written(page))
+    assert not engine.poisoned
+
+
+def test_pages_go_through_sglangs_kernel_where_there_is_one(directory: str) -> None:
+    rig = NpuRig(directory, ExchangeNpu())
+    round_trip(rig)
+    # Two batches of three pages and one of one, each way; and the trial at start.
+    assert rig.device.issued["exchange"] >= 2 * 3 * 2 * LAYERS
+    assert rig.device.issued["gather"] == rig.device.issued["copy"] == 0
+    rig.close()
+
+
+def test_a_kernel_that_refuses_the_call_is_passed_over(directory: str) -> None:
+    def other_build(**arguments: Any) -> None:
+        raise TypeError("flags must be an int")
+
+    class Refusing(ExchangeNpu):
+        def run(self, pages: Any, rows: Any, *rest: Any) -> None:
+            self._exchange(pages, rows, *rest)
+
+    rig = NpuRig(directory, Refusing(other_build))
+    round_trip(rig)
+    assert rig.device.issued["gather"] > 0
+    rig.close()
+
+
+def test_pages_that_are_apart_do_not_go_through_the_kernel(directory: str) -> None:
+    apart = [
+        PageTensor(layer=t.layer, field=t.field, pages=t.pages.repeat(1, 2, 1)[:, :4])
+        for t in kv_tensors(((16,),))
+    ]
+    assert apart[0].pages.stride(0) * apart[0].pages.element_size() == 2 * apart[0].page_bytes
+    rig = NpuRig(directory, ExchangeNpu(), apart)
+    round_trip(rig)
+    assert rig.device.issued["exchange"] == 0
+    rig.close()
+
+
+def test_without_the_kernel_there_is_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sgl_kernel_npu", None)
+    assert sgl_exchange() is None
+    package = ModuleType("sgl_kernel_npu")
+    module = ModuleType("sgl_kernel_npu.kvcacheio")
+    monkeypatch.setitem(sys.modules, "sgl_kernel_npu", package)
+    monkeypatch.setitem(sys.modules, "sgl_kernel_npu.kvcacheio", module)
+    assert sgl_exchange() is None, "a build without the function"
+    module.transfer_kv_dim_exchange = transfer_kv_dim_exchange  # type: ignore[attr-defined]
+    module.TransferDirection = TransferDirection  # type: ignore[attr-defined]
+    assert isinstance(sgl_exchange(), SglExchange)
+
+
+def test_without_torch_npu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    with pytest.raises(RefusedError, match="torch_npu"):
+        TorchNpuStreams()
+
+
+def test_gather_and_scatter_take_rows_that_are_apart() -> None:
+    """Torch's operations are the same on every device, so those of the NPU are tried on the CPU."""
+    device = cast(Any, None)
+    pages = torch.arange(40, dtype=torch.uint8).view(8, 5)
+    wide = torch.zeros((3, 9), dtype=torch.uint8)
+    indices = torch.tensor([7, 0, 3])
+    TorchNpuStreams.gather(device, pages, indices, wide[:, 2:7])
+    assert torch.equal(wide[:, 2:7], pages[[7, 0, 3]])
+    assert wide[:, :2].sum() == wide[:, 7:].sum() == 0
+    back = torch.full((8, 5), 99, dtype=torch.uint8)
+    TorchNpuStreams.scatter(device, wide[:, 2:7], indices, back)
+    assert torch.equal(back[[7, 0, 3]], pages[[7, 0, 3]])
+    assert int((back == 99).sum()) == 25
