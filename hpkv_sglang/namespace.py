@@ -36,6 +36,8 @@ __all__ = [
 # Raised with any change of what a namespace or a key means; old blocks then simply miss.
 FORMAT = "hpkv-namespace-1"
 LORA_ID_LENGTH = 32
+DESCRIPTOR_BYTES_MAX = 960  # the pool's room for the words of a namespace
+_DIGEST_CHARS = 32  # of a text that is too long for that room
 _FOR_PEOPLE = ("model", "weight_label")
 
 
@@ -103,8 +105,33 @@ class ModelIdentity:
             if field.name not in _FOR_PEOPLE
             for part in (field.name, canonical_json(words[field.name]))
         ]
-        descriptor = msgpack.packb({"format": FORMAT, **words})
+        descriptor = _packed({"format": FORMAT, **words})
         return Namespace(id=digest_of(FORMAT, *hashed), descriptor=descriptor)
+
+
+def _packed(words: dict[str, Any]) -> bytes:
+    """`words` in the room a pool has for them: where they are too long, long texts give way.
+
+    A text in an id is replaced by its digest, so two descriptions still differ where it differs; a
+    text for people keeps its end.
+    """
+    for longest in (1 << 20, 72, 32, 0):
+        short = {key: _shortened(key, value, longest) for key, value in words.items()}
+        packed: bytes = msgpack.packb(short)
+        if len(packed) <= DESCRIPTOR_BYTES_MAX:
+            return packed
+    short["numerics"] = _shortened("", canonical_json(words["numerics"]), 0)
+    return bytes(msgpack.packb(short))
+
+
+def _shortened(key: str, value: Any, longest: int) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _shortened(name, inner, longest) for name, inner in value.items()}
+    if not isinstance(value, str) or len(value) <= max(longest, _DIGEST_CHARS):
+        return value
+    if key in _FOR_PEOPLE:
+        return "..." + value[-(_DIGEST_CHARS - 3) :]
+    return digest_of(value).hex()[:_DIGEST_CHARS]
 
 
 @dataclass(frozen=True, kw_only=True)

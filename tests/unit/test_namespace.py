@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpkv_sglang.namespace import (
+    DESCRIPTOR_BYTES_MAX,
     LORA_ID_LENGTH,
     ModelIdentity,
     Namespace,
@@ -223,3 +224,29 @@ def test_private_weights_are_shared_by_a_launch_and_by_nobody_else(
     assert here == private_weights("launch", *scope)
     assert here != private_weights("another", *scope)
     assert here != private_weights("launch", "update", "dp9", 9)
+
+
+@given(
+    model=st.text(max_size=2000),
+    overrides=st.text(max_size=2000),
+    numerics=st.dictionaries(st.text(min_size=1, max_size=40), st.text(max_size=200), max_size=60),
+)
+def test_a_description_has_room_in_a_pool_whatever_the_server_was_given(
+    model: str, overrides: str, numerics: dict[str, str]
+) -> None:
+    identity = dataclasses.replace(IDENTITY, model=model, overrides=overrides, numerics=numerics)
+    namespace = identity.namespace()
+    assert len(namespace.descriptor) <= DESCRIPTOR_BYTES_MAX
+    assert namespace.words()["page_size"] == 64
+
+
+def test_shortened_descriptions_differ_where_the_texts_did() -> None:
+    long = "x" * 2000
+    names = [
+        dataclasses.replace(IDENTITY, overrides=long + end, model=long + "/llama").namespace()
+        for end in ("a", "b")
+    ]
+    assert names[0].words()["overrides"] != names[1].words()["overrides"]
+    assert names[0].words()["model"].endswith("/llama")
+    plain = IDENTITY.namespace().words()
+    assert plain["numerics"] == IDENTITY.numerics and plain["model"] == "llama"

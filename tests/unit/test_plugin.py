@@ -168,7 +168,7 @@ print("RESULT", found["hpkv"][0].__module__)
         (("--enable-hierarchical-cache",), "--enable-hierarchical-cache (found True): HiCache"),
         (("--hpkv-verify", "never"), "Use one of epoch, always"),
         (("--hpkv-storage-size", "1g"), "Name the directory"),
-        (("--hpkv-cross-tp", "on"), "unrecognized arguments: --hpkv-cross-tp"),
+        (("--hpkv-cross-tp", "maybe"), "Use one of on, off"),
     ],
 )
 def test_a_refusal_ends_the_start_before_a_model_is_loaded(
@@ -181,7 +181,7 @@ def test_a_refusal_ends_the_start_before_a_model_is_loaded(
     ("environment", "said"),
     [
         ({"HPKV_VERIFY": "never"}, "HPKV_VERIFY"),
-        ({"HPKV_CROSS_TP": "on"}, "not built yet"),
+        ({"HPKV_CROSS_TP": "maybe"}, "HPKV_CROSS_TP"),
         ({"SGLANG_ENABLE_HPKV": "perhaps"}, "SGLANG_ENABLE_HPKV"),
     ],
 )
