@@ -1,45 +1,75 @@
-"""The description that every layout yields, and how a tensor of token slots becomes part of it.
+"""The description that every layout yields: the tensors of a device pool, page by page.
 
-A layout names the buffers of a device pool in the order in which a block stores them. Each buffer
-is described once, by address, strides and sizes; the C++ core expands that to the bytes of any
-page, so nothing in Python loops over pages. Invariant (checked by `BlockLayout`): the regions of a
-block are disjoint on the device and cover the block exactly. Immutable, any thread.
+A layout names the tensors of a pool in the order in which a block stores them and says how a page
+lies in each: `PageTensor`. From that follow the columns of the device, the columns of a block, and
+by joining the two (`layout.columns`) the regions that the C++ core expands, so nothing in Python
+loops over pages. Invariant (checked by `BlockLayout`): the regions of a block are disjoint on the
+device and cover the block exactly. Immutable, any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from hpkv_sglang._core import BlockLayout, Region
+from hpkv_sglang._core import BlockLayout
 from hpkv_sglang.errors import LayoutError, RefusedError
+from hpkv_sglang.layout.columns import Columns, Device, join, rows_of, shifted, tiles_of
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageBuffer:
-    """One buffer of one layer, page by page; all numbers but the counts are bytes.
+class PageTensor:
+    """One tensor of one layer: `pages[p]` is page `p`, `[page_size, ...]`, a row per token slot.
 
-    Piece `i` of page `p` is at `address + p * page_stride + i * piece_stride`. `owner` is the
-    tensor that keeps the memory mapped.
+    `tile_bytes` is zero for pages stored row by row; otherwise the tensor's memory holds tiles of
+    that width (NZ order), whatever its shape says. `first` is the column of the field, in bytes,
+    at which the rows begin. `pages` keeps the memory mapped.
     """
 
     layer: int
-    address: int
-    page_count: int
-    page_stride: int
-    piece_count: int
-    piece_stride: int
-    piece_bytes: int
-    owner: Any
+    field: str
+    pages: torch.Tensor
+    tile_bytes: int = 0
+    first: int = 0
+
+    @property
+    def page_size(self) -> int:
+        return int(self.pages.shape[1])
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.pages[0, 0].numel() * self.pages.element_size())
 
     @property
     def page_bytes(self) -> int:
-        return self.piece_count * self.piece_bytes
+        return self.page_size * self.row_bytes
+
+    def device(self) -> list[Device]:
+        """Where its columns lie in device memory."""
+        page_stride, slot_stride = (
+            self.pages.stride(i) * self.pages.element_size() for i in (0, 1)
+        )
+        address = self.pages.data_ptr()
+        return [Device(c, page_stride) for c in self._columns(address, slot_stride)]
+
+    def block(self, offset: int) -> list[Columns]:
+        """Where its columns lie in a block that stores a page from `offset` on."""
+        return self._columns(offset, self.row_bytes)
+
+    def _columns(self, at: int, slot_stride: int) -> list[Columns]:
+        if self.tile_bytes == 0:
+            columns = [rows_of(self.layer, self.field, self.row_bytes, at, slot_stride)]
+        else:
+            columns = list(
+                tiles_of(
+                    self.layer, self.field, self.row_bytes, self.tile_bytes, at, self.page_size
+                )
+            )
+        return shifted(columns, self.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,75 +78,109 @@ class PoolLayout:
 
     `name` is the format of the bytes and part of every block's identity, `geometry` the sizes that
     go with it. `replicated` says that every rank of a tensor-parallel group holds the same bytes.
-    `buffers` keep the device memory that `block` points at.
+    `devices` and `columns` are the two arrangements that `block` joins; `tensors` keep the memory.
     """
 
     name: str
     geometry: Mapping[str, int | str]
     replicated: bool
     page_size: int
+    tensors: tuple[PageTensor, ...]
+    devices: tuple[Device, ...]
+    columns: tuple[Columns, ...]
     block: BlockLayout
-    buffers: tuple[PageBuffer, ...]
 
-
-def slot_buffer(tensor: torch.Tensor, layer: int, page_size: int) -> PageBuffer:
-    """A tensor `[slots, ...]`, one slot per token, cut into pages of `page_size` slots.
-
-    Slots past the last whole page are left out: SGLang never allocates them. LayoutError if the
-    bytes of one slot are not contiguous.
-    """
-    slot_bytes = tensor[0].numel() * tensor.element_size()
-    slot_stride = tensor.stride(0) * tensor.element_size()
-    if not tensor[0].is_contiguous() or slot_stride < slot_bytes:
-        raise LayoutError.build(
-            "describe a KV pool",
-            f"layer {layer}, shape {tuple(tensor.shape)}",
-            tensor.stride(),
-            "The bytes of one token slot must be contiguous; run without --enable-hpkv.",
+    def staged(self, address: int, page_count: int) -> PoolLayout:
+        """The same format over `page_count` blocks that lie one after the other at `address`."""
+        size = self.block.block_bytes
+        devices = tuple(Device(replace(c, at=c.at + address), size) for c in self.columns)
+        return replace(
+            self,
+            tensors=(),
+            devices=devices,
+            block=_joined(devices, self.columns, self.page_size, size, page_count),
         )
-    dense = slot_stride == slot_bytes
-    return PageBuffer(
-        layer=layer,
-        address=tensor.data_ptr(),
-        page_count=tensor.shape[0] // page_size,
-        page_stride=page_size * slot_stride,
-        piece_count=1 if dense else page_size,
-        piece_stride=slot_stride,
-        piece_bytes=page_size * slot_bytes if dense else slot_bytes,
-        owner=tensor,
-    )
 
 
-def block_of(buffers: Iterable[PageBuffer]) -> BlockLayout:
-    """The block that stores `buffers` one after the other, in this order, layers ascending."""
-    parts = tuple(buffers)
-    page_counts = {part.page_count for part in parts}
-    if len(page_counts) != 1:
+def layout_of(
+    name: str,
+    geometry: Mapping[str, int | str],
+    tensors: Sequence[PageTensor],
+    *,
+    replicated: bool,
+) -> PoolLayout:
+    """The layout whose blocks store `tensors` one after the other, in this order.
+
+    LayoutError unless all have the same pages, and the bytes of one token slot are contiguous.
+    """
+    for tensor in tensors:
+        _require_dense_slots(tensor)
+    shapes = {(int(t.pages.shape[0]), t.page_size) for t in tensors}
+    if len(shapes) != 1:
         raise LayoutError.build(
             "describe a KV pool",
             "pages of its buffers",
-            sorted(page_counts),
+            sorted(shapes),
             "All buffers of a pool must have the same number of pages.",
         )
-    ends = list(accumulate((part.page_bytes for part in parts), initial=0))
-    regions = [
-        Region(
-            layer=part.layer,
-            base=part.address,
-            page_stride=part.page_stride,
-            piece_count=part.piece_count,
-            piece_stride=part.piece_stride,
-            piece_bytes=part.piece_bytes,
-            block_offset=begin,
-        )
-        for part, begin in zip(parts, ends[:-1], strict=True)
-    ]
-    return BlockLayout(
-        block_bytes=ends[-1],
-        layer_count=parts[-1].layer + 1,
-        page_count=page_counts.pop(),
-        regions=regions,
+    page_count, page_size = shapes.pop()
+    columns: list[Columns] = []
+    size = 0
+    for tensor in tensors:
+        columns += tensor.block(size)
+        size += tensor.page_bytes
+    devices = tuple(device for tensor in tensors for device in tensor.device())
+    return PoolLayout(
+        name=name,
+        geometry=geometry,
+        replicated=replicated,
+        page_size=page_size,
+        tensors=tuple(tensors),
+        devices=devices,
+        columns=tuple(columns),
+        block=_joined(devices, columns, page_size, size, page_count),
     )
+
+
+def _joined(
+    devices: Sequence[Device],
+    columns: Sequence[Columns],
+    page_size: int,
+    size: int,
+    page_count: int,
+) -> BlockLayout:
+    return BlockLayout(
+        block_bytes=size,
+        layer_count=max(c.layer for c in columns) + 1,
+        page_count=page_count,
+        regions=join(devices, columns, page_size),
+    )
+
+
+def paged(slots: torch.Tensor, page_size: int) -> torch.Tensor:
+    """`[slots, ...]`, one slot per token, as `[pages, page_size, ...]`.
+
+    Slots past the last whole page are left out: SGLang never allocates them.
+    """
+    page_count = slots.shape[0] // page_size
+    return slots[: page_count * page_size].unflatten(0, (page_count, page_size))
+
+
+def _require_dense_slots(tensor: PageTensor) -> None:
+    pages, slot = tensor.pages, tensor.pages[0, 0]
+    tiled = tensor.tile_bytes != 0
+    if (
+        not slot.is_contiguous()
+        or pages.stride(1) < slot.numel()
+        or (tiled and (not pages[0].is_contiguous() or tensor.row_bytes % tensor.tile_bytes))
+    ):
+        raise LayoutError.build(
+            "describe a KV pool",
+            f"layer {tensor.layer}, {tensor.field}, pages {tuple(pages.shape)}",
+            pages.stride(),
+            "The bytes of one token slot must be contiguous, and those of a tiled page too; run "
+            "without --enable-hpkv.",
+        )
 
 
 def require_shapes(

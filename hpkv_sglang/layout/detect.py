@@ -14,10 +14,15 @@ from hpkv_sglang.errors import LayoutError, RefusedError
 from hpkv_sglang.layout import gqa
 from hpkv_sglang.layout.base import PoolLayout
 from hpkv_sglang.mla import layout as mla
+from hpkv_sglang.npu import mha as npu_mha
+from hpkv_sglang.npu import mla as npu_mla
 
+_NPU = "sglang.srt.hardware_backend.npu.memory_pool_npu."
 _LAYOUTS: dict[str, Callable[[Any, int], PoolLayout]] = {
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": gqa.describe,
     "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool": mla.describe,
+    f"{_NPU}NPUMHATokenToKVPool": npu_mha.describe,
+    f"{_NPU}NPUMLATokenToKVPool": npu_mla.describe,
 }
 
 
@@ -44,13 +49,4 @@ def detect_layout(device_pool: Any, page_size: int) -> PoolLayout:
             device_pool.page_size,
             "Both must have the same page size.",
         )
-    layout = describe(device_pool, page_size)
-    device = layout.buffers[0].owner.device.type
-    if device != "cpu":
-        raise RefusedError.build(
-            "--enable-hpkv",
-            "the memory of this device is out of the copy engine's reach",
-            device,
-            "This version copies to and from CPU memory only. Run without --enable-hpkv.",
-        )
-    return layout
+    return describe(device_pool, page_size)

@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import Any
 
 from hpkv_sglang.layout.base import (
+    PageTensor,
     PoolLayout,
-    block_of,
+    layout_of,
+    paged,
     refuse_if,
     require_shapes,
-    slot_buffer,
 )
-
-NAME = "mla-fused"
+from hpkv_sglang.mla.formats import FIELD, FUSED, geometry_of
 
 
 def describe(pool: Any, page_size: int) -> PoolLayout:
@@ -34,19 +34,8 @@ def describe(pool: Any, page_size: int) -> PoolLayout:
     refuse_if(pool.layer_shard_enabled, pool, "layers sharded across ranks")
     refuse_if(pool.layer_num == 0, pool, "no layers")
     require_shapes(pool.kv_buffer, (1, pool.kv_lora_rank + pool.qk_rope_head_dim), "KV")
-    buffers = tuple(
-        slot_buffer(tensor, layer, page_size) for layer, tensor in enumerate(pool.kv_buffer)
-    )
-    return PoolLayout(
-        name=NAME,
-        geometry={
-            "layers": pool.layer_num,
-            "kv_lora_rank": pool.kv_lora_rank,
-            "qk_rope_head_dim": pool.qk_rope_head_dim,
-            "element_bytes": pool.store_dtype.itemsize,
-        },
-        replicated=True,
-        page_size=page_size,
-        block=block_of(buffers),
-        buffers=buffers,
-    )
+    tensors = [
+        PageTensor(layer=layer, field=FIELD, pages=paged(tensor, page_size))
+        for layer, tensor in enumerate(pool.kv_buffer)
+    ]
+    return layout_of(FUSED, geometry_of(pool), tensors, replicated=True)

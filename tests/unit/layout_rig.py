@@ -104,19 +104,32 @@ def mla_pools(draw: st.DrawFn) -> tuple[Any, int]:
 
 
 def tensors_of(pool: Any) -> list[torch.Tensor]:
-    """Every tensor that holds KV, in block order."""
+    """Every tensor that holds KV, slot by slot, in block order."""
     if hasattr(pool, "kv_buffer"):
         return list(pool.kv_buffer)
-    return [t for pair in zip(pool.k_buffer, pool.v_buffer, strict=True) for t in pair]
+    by_layer = [pool.k_buffer, pool.v_buffer]
+    index = getattr(pool, "index_k_buffer", None)
+    rows = []
+    for layer in range(pool.layer_num):
+        parts = [buffer[layer] for buffer in by_layer if buffer[layer].numel()]
+        if index is not None and layer in pool.indexer_layer_ids:
+            slot = pool.indexer_layer_ids.index(layer)
+            parts.append(index[slot])
+            if pool.index_k_scale_buffer is not None:
+                parts.append(pool.index_k_scale_buffer[slot].reshape(-1, 1, 1))
+        # The NPU's pages, [page, slot, ...], are slots in a row all the same.
+        rows += [p if p.ndim == 3 else p.reshape(-1, *p.shape[-2:]) for p in parts]
+    return rows
 
 
 def spans(block: BlockLayout, page: int) -> Iterator[tuple[int, int, int]]:
     """(device address, block offset, bytes) of a page, expanded as the format says."""
     for region in block.regions:
+        block_stride = region.block_stride or region.piece_bytes
         for piece in range(region.piece_count):
             yield (
                 region.base + page * region.page_stride + piece * region.piece_stride,
-                region.block_offset + piece * region.piece_bytes,
+                region.block_offset + piece * block_stride,
                 region.piece_bytes,
             )
 

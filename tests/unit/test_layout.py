@@ -13,7 +13,7 @@ from layout_rig import gqa_pool, gqa_pools, mla_pool, mla_pools, spans, tensors_
 from hpkv_sglang._core import BlockLayout, Region
 from hpkv_sglang.errors import LayoutError, RefusedError
 from hpkv_sglang.layout import gqa
-from hpkv_sglang.layout.base import PoolLayout, block_of, slot_buffer
+from hpkv_sglang.layout.base import PageTensor, PoolLayout, layout_of, paged
 from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.mla import layout as mla
 
@@ -88,16 +88,23 @@ def test_slots_with_gaps_between_them_become_pieces() -> None:
     assert (region.piece_count, region.piece_bytes, region.piece_stride) == (4, 20, 32)
 
 
+def one_tensor_layout(*tensors: torch.Tensor) -> PoolLayout:
+    parts = [
+        PageTensor(layer=layer, field="k", pages=paged(tensor, 4))
+        for layer, tensor in enumerate(tensors)
+    ]
+    return layout_of("test", {}, parts, replicated=False)
+
+
 def test_slots_whose_bytes_are_scattered_are_an_error() -> None:
     scattered = torch.zeros(8, 4, 2).transpose(1, 2)
     with pytest.raises(LayoutError, match="one token slot must be contiguous"):
-        slot_buffer(scattered, 0, 4)
+        one_tensor_layout(scattered)
 
 
 def test_buffers_with_other_numbers_of_pages_are_an_error() -> None:
-    parts = [slot_buffer(torch.zeros(slots, 1, 4), 0, 4) for slots in (8, 12)]
     with pytest.raises(LayoutError, match="same number of pages"):
-        block_of(parts)
+        one_tensor_layout(*(torch.zeros(slots, 1, 4) for slots in (8, 12)))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +172,9 @@ REGION = {
     [
         ([], "cover 0 of 64"),
         ([{"piece_bytes": 32}], "cover 32 of 64"),
-        ([{"block_offset": 8}], "leaves a gap"),
-        ([{}, {"base": 1 << 21}], "overlaps the one before"),
+        ([{"block_offset": 8}], "past the end"),
+        ([{"block_offset": 8, "piece_bytes": 32}], "gap"),
+        ([{}, {"base": 1 << 21}], "overlaps the bytes before"),
         ([{"layer": 2}], "does not exist"),
         ([{"base": 0}], "no device address"),
         ([{"page_stride": 32}], "overlap in device memory"),
