@@ -224,8 +224,9 @@ def _refuse(server_args: Any) -> None:
 
     from hpkv_sglang.radix.refusals import check_model, check_server_args
 
-    check_server_args(resolving_view(server_args))
-    check_model(model_config_of(server_args))
+    view = resolving_view(server_args)
+    check_server_args(view)
+    check_model(model_config_of(server_args), view.device)
 
 
 def _refuse_late(server_args: Any, previous: Callable[[Any], None]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from hpkv_sglang._core import SpillTicket
+from hpkv_sglang.copy.interface import SpillTicket
 
 WAIT_BUDGET_S = 0.05
 # A flush or a weight update gives spills a little longer: what they store is not lost by it.

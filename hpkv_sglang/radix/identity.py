@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from hpkv_sglang.errors import IdentityError
 from hpkv_sglang.fingerprint import Weights, config_fingerprint, weights_fingerprint
+from hpkv_sglang.layout.heads import ONLY_WRITER, HeadRange, Turn, heads_of, turn_of
 from hpkv_sglang.namespace import (
     ModelIdentity,
     Namespace,
@@ -96,6 +97,8 @@ _NUMERIC_SETTINGS = (
     "rl_quant_profile",
     "triton_attention_reduce_in_fp32",
 )
+# Values that say "SGLang's choice"; not worth a word.
+_UNSET: tuple[object, ...] = (None, False, "", "auto", "default", {}, "{}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,8 @@ class RankIdentity:
     """The model's identity and this rank's part of a page.
 
     group_rank, group_size   this rank among those that share a page (attention tensor parallel)
+    heads                    its KV heads; None where ranks do not hold a range of heads
+    turn                     which pages it writes first, where others on its node hold them too
     block_format             how the bytes of a block are arranged
     replicated               every rank of the group holds the same bytes
     names                    digest of the checkpoint's tensor names; empty if there are no files
@@ -114,6 +119,8 @@ class RankIdentity:
     block_format: str
     replicated: bool
     names: str
+    heads: HeadRange | None = None
+    turn: Turn = ONLY_WRITER
 
     @classmethod
     def of_server(cls, server_args: Any, params: Any, layout: Any) -> Self:
@@ -127,6 +134,7 @@ class RankIdentity:
         directory = local_directory(view, str(model_config.model_path))
         device_pool = params.token_to_kv_pool_allocator.get_kvcache()
         parallel = get_parallel()
+        heads = _heads(layout, model_config, parallel)
         identity = ModelIdentity(
             model=str(view.served_model_name or view.model_path),
             weight_label=str(view.weight_version),
@@ -138,7 +146,7 @@ class RankIdentity:
             overrides=_overrides(view.json_model_override_args),
             numerics=_numerics(view),
             layout=layout.name,
-            geometry=dict(layout.geometry),
+            geometry=_geometry(layout, heads),
             page_size=params.page_size,
             parallel={
                 name: int(getattr(parallel, name))
@@ -153,6 +161,8 @@ class RankIdentity:
             block_format=layout.name,
             replicated=layout.replicated,
             names=names,
+            heads=heads,
+            turn=_turn(view, parallel, layout.replicated, heads),
         )
 
     @cached_property
@@ -163,7 +173,9 @@ class RankIdentity:
     @property
     def shard(self) -> str:
         """Which part of a page this rank's blocks hold."""
-        return "whole" if self.replicated else f"tp{self.group_rank}/{self.group_size}"
+        if self.replicated:
+            return "whole"
+        return str(self.heads) if self.heads else f"tp{self.group_rank}/{self.group_size}"
 
     @property
     def scope_mask(self) -> bytes:
@@ -178,6 +190,34 @@ class RankIdentity:
     def with_weights(self, weight_version: str) -> Self:
         """The same rank with other weights; equal versions give equal namespaces."""
         return replace(self, model=replace(self.model, weights=weight_version))
+
+
+def _heads(layout: Any, model_config: Any, parallel: Any) -> HeadRange | None:
+    """The KV heads of this rank, when the pool has as many as an even share says."""
+    if layout.replicated:
+        return None
+    total = int(model_config.get_total_num_kv_heads())
+    heads = heads_of(parallel.attn_tp_rank, parallel.attn_tp_size, total)
+    held = layout.geometry["kv_heads"]
+    return heads if heads is not None and heads.end - heads.begin == held else None
+
+
+def _geometry(layout: Any, heads: HeadRange | None) -> dict[str, Any]:
+    total = {} if heads is None else {"kv_heads_total": heads.total}
+    return {**layout.geometry, **total}
+
+
+def _turn(view: Any, parallel: Any, replicated: bool, heads: HeadRange | None) -> Turn:
+    """This rank's turn among those on its node that hold the same bytes."""
+    rank, size = parallel.attn_tp_rank, parallel.attn_tp_size
+    if replicated:
+        alike = list(range(size))
+    elif heads is not None:
+        alike = [r for r in range(size) if heads_of(r, size, heads.total) == heads]
+    else:
+        return ONLY_WRITER
+    ranks_per_node = max(1, parallel.tp_size // max(1, view.nnodes))
+    return turn_of(rank, alike, parallel.tp_rank - rank, ranks_per_node)
 
 
 def read_weights(view: Any, model_path: str) -> Weights | None:
@@ -262,7 +302,7 @@ def _overrides(text: str | None) -> str:
 def _numerics(view: Any) -> dict[str, str]:
     """Settings that are set; a file counts by its content."""
     given = {name: getattr(view, name, None) for name in _NUMERIC_SETTINGS}
-    found = {name: str(value) for name, value in given.items() if value not in (None, False, "")}
+    found = {name: str(value) for name, value in given.items() if value not in _UNSET}
     scales = getattr(view, "quantization_param_path", None)
     if scales:
         found["quantization_param"] = hashlib.sha256(Path(scales).read_bytes()).hexdigest()

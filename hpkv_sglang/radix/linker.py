@@ -9,23 +9,29 @@ group keep taking the same steps. Scheduler thread only.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
-from hpkv_sglang._core import CopyEngine, KeyBatch, KeyScope, Lease, VerifyTicket
-from hpkv_sglang.config import Settings
+from hpkv_sglang._core import CorePoolError, KeyBatch, KeyScope, Lease, Pool
+from hpkv_sglang.config import CrossTp, Settings
+from hpkv_sglang.copy.engines import engine_for
+from hpkv_sglang.copy.interface import Engine, PageIndices, VerifyTicket
+from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.plugin import verify_hooks
 from hpkv_sglang.pool import open_pool
 from hpkv_sglang.pool.storage import Storage
 from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.identity import RankIdentity
-from hpkv_sglang.radix.loads import LayerLoads, PageIndices, QueuedLoad
-from hpkv_sglang.radix.lookup import PageLookup, RequestPages, fastest_hasher
+from hpkv_sglang.radix.loads import LayerLoads, QueuedLoad
+from hpkv_sglang.radix.lookup import PageLookup, fastest_hasher
 from hpkv_sglang.radix.promotions import Promotions
+from hpkv_sglang.radix.runs import Run
+from hpkv_sglang.radix.sources import Source, Sources
 from hpkv_sglang.radix.worth import LoadEconomy
 
 logger = logging.getLogger(__name__)
@@ -59,9 +65,11 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.loads = LayerLoads(self.layout.block.layer_count, self.economy.note_load)
         self.layer_done_counter = self.loads
         self.suspended: str | None = None
+        self._off: str | None = None
         self.failed_load_count = 0
         self._reopen_version: str | None = None
         self._enter_namespace()
+        self.self_test_failure = self._self_test()
         self.storage = Storage.open(self.settings, self.pool, self.layout.block.block_bytes)
         self.promotions = (
             None
@@ -75,11 +83,41 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def _enter_namespace(self) -> None:
         """Keys and blocks from here on belong to the current identity."""
         namespace = self.identity.namespace
-        self.namespace_index = self.pool.add_namespace(
+        index = self.pool.add_namespace(
             namespace.id, namespace.descriptor, self.layout.block.block_bytes
         )
         self.scope = KeyScope(self.identity.scope_mask)
-        self.engine = CopyEngine(self.pool, self.namespace_index, self.layout.block)
+        self.engine = self._make_engine(self.pool, index)
+        self.sources = Sources(
+            self.pool,
+            Source(namespace_index=index, scopes=(self.scope,)),
+            self.identity,
+            self.layout,
+            foreign=self.settings.cross_tp is CrossTp.ON,
+        )
+
+    def _make_engine(self, pool: Pool, namespace_index: int) -> Engine:
+        return engine_for(pool, namespace_index, self.layout, self.forward_stream)
+
+    def _self_test(self) -> str | None:
+        """Why blocks of this layout cannot be trusted; None when a page came back as it was."""
+        directory = str(Path(self.pool.path).parent)
+        try:
+            return page_round_trip(directory, self.layout, self._make_engine)
+        except (CorePoolError, OSError) as error:
+            logger.warning("hpkv: no place for the page self-test, it is left out: %s", error)
+            return None
+
+    def switch_off(self, reason: str) -> None:
+        """For good: the tiers answer nothing and take nothing until the server is restarted."""
+        self._off = reason
+        self.suspended = reason
+        logger.error(
+            "hpkv: the tiers are off: %s. The server goes on without them; please report the "
+            "versions of sglang and hpkv-sglang together with the layout (%s).",
+            reason,
+            self.layout.name,
+        )
 
     def _log_start(self) -> None:
         stats = self.pool.stats()
@@ -102,24 +140,25 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     # ---- lookup ----
 
-    def find(self, req: Any, key: Any, first_page: int) -> tuple[RequestPages, KeyBatch]:
-        """Pages of the request, and the block keys of its pages from `first_page` on."""
+    def tail_of(self, req: Any, key: Any, first_page: int) -> tuple[list[str], KeyBatch]:
+        """Hashes of the full pages of `key` from `first_page` on, and their keys here."""
         pages = self.lookup_pages.pages(req, key, self.scope)
-        return pages, pages.keys[first_page : len(key) // self.page_size]
+        tail = slice(first_page, len(key) // self.page_size)
+        return pages.hashes[tail], pages.keys[tail]
 
     def verify(self, lease: Lease) -> VerifyTicket:
         return self.engine.verify(lease)
 
     # ---- load ----
 
-    def queue_load(self, rid: str, lease: Lease | None, pages: int, slots: torch.Tensor) -> None:
-        """Queue a load of the first `pages` blocks of `lease` into `slots` (int64)."""
-        if lease is not None and lease.count < pages:
-            lease.release()
-            lease = None
-        if lease is not None:
-            lease.keep(pages)
-        self.loads.queue(QueuedLoad(rid, lease, self._page_indices(slots)))
+    def queue_load(self, rid: str, run: Run | None, pages: int, slots: torch.Tensor) -> None:
+        """Queue a load of the first `pages` pages of `run` into `slots` (int64)."""
+        if run is not None and run.pages < pages:
+            run.release()
+            run = None
+        if run is not None:
+            run.keep(pages)
+        self.loads.queue(QueuedLoad(rid, run, self._page_indices(slots)))
 
     def start_layer_wise_loading(self) -> int:
         self.fence.settle()
@@ -137,7 +176,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Copy the pages in `slots` to the pool, those that are not there yet. Returns at once."""
         if self.suspended:
             return
-        self.fence.note_spill(self.engine.spill(self.scope.keys(hashes), self._page_indices(slots)))
+        turn = self.identity.turn
+        self.fence.note_spill(
+            self.engine.spill(
+                self.scope.keys(hashes), self._page_indices(slots), turn.index, turn.count
+            )
+        )
 
     def _page_indices(self, slots: torch.Tensor) -> PageIndices:
         """Page index of each page in `slots`; slots of one page are contiguous in SGLang."""
@@ -181,7 +225,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self._reopen_version = None
             self.engine.close()
             self._enter_namespace()
-            self.suspended = None
+            self.suspended = self._off
 
     def close(self) -> None:
         self.loads.reset()

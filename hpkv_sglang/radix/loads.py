@@ -14,29 +14,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from hpkv_sglang._core import CopyEngine, Lease, LoadTicket
+from hpkv_sglang.copy.interface import Engine, LoadTicket, PageIndices
+from hpkv_sglang.radix.runs import Run
 
 NO_BATCH = -1
-
-PageIndices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedLoad:
-    """One request's load: page indices (int64, one per block) and the lease on the blocks."""
+    """One request's load: page indices (int64) and the run whose pages go there."""
 
     rid: str
-    lease: Lease | None  # None: this rank lost its blocks; the load fails without being started
+    run: Run | None  # None: this rank lost its blocks; the load fails without being started
     pages: PageIndices
+
+    def start(self, engine: Engine) -> tuple[LoadTicket, ...] | None:
+        if self.run is None:
+            return None
+        tickets = []
+        begin = 0
+        for part in self.run.parts:
+            pages = self.pages[begin : begin + part.pages]
+            tickets.append(engine.load(part.lease, pages, part.source.block))
+            begin += part.pages
+        return tuple(tickets)
+
+    def release(self) -> None:
+        if self.run is not None:
+            self.run.release()
 
 
 @dataclass(frozen=True, slots=True)
 class _StartedLoad:
-    ticket: LoadTicket | None  # None: could not be started
+    tickets: tuple[LoadTicket, ...] | None  # None: could not be started
     page_count: int
+
+    def wait(self) -> bool:
+        """Until nothing of it writes the device; True when all landed."""
+        if self.tickets is None:
+            return False
+        landed = [ticket.wait() for ticket in self.tickets]  # each, whether one failed or not
+        return all(landed)
 
 
 class LayerLoads:
@@ -62,8 +80,8 @@ class LayerLoads:
         A batch that is finished, and one without loads, is waited for by nobody.
         """
         for load in self._started.get(self.consumer_index, {}).values():
-            if load.ticket is not None:
-                load.ticket.wait_layer(threshold)
+            for ticket in load.tickets or ():
+                ticket.wait_layer(threshold)
 
     # ---- the life of a load ----
 
@@ -71,27 +89,22 @@ class LayerLoads:
         self._queued.append(load)
 
     def cancel_queued(self, rid: str) -> bool:
-        """Forget a load that has not started; its lease is released."""
+        """Forget a load that has not started; its pins are given back."""
         for index, load in enumerate(self._queued):
             if load.rid == rid:
                 del self._queued[index]
-                if load.lease is not None:
-                    load.lease.release()
+                load.release()
                 return True
         return False
 
-    def start(self, engine: CopyEngine) -> int:
+    def start(self, engine: Engine) -> int:
         """Start what is queued; returns the batch's index, `NO_BATCH` when nothing is."""
         if not self._queued:
             return NO_BATCH
         queued, self._queued = self._queued, []
         index, self._next_index = self._next_index, self._next_index + 1
         self._started[index] = {
-            load.rid: _StartedLoad(
-                None if load.lease is None else engine.load(load.lease, load.pages),
-                len(load.pages),
-            )
-            for load in queued
+            load.rid: _StartedLoad(load.start(engine), len(load.pages)) for load in queued
         }
         return index
 
@@ -99,9 +112,9 @@ class LayerLoads:
         """Wait until batch `index` no longer writes the device; rid -> all its bytes landed."""
         landed = {}
         for rid, load in self._started.get(index, {}).items():
-            landed[rid] = load.ticket is not None and load.ticket.wait()
-            if load.ticket is not None and landed[rid]:
-                self._note_landed(load.page_count, load.ticket.elapsed_s)
+            landed[rid] = load.wait()
+            if load.tickets is not None and landed[rid]:
+                self._note_landed(load.page_count, max(t.elapsed_s for t in load.tickets))
         self._started.pop(index, None)
         return landed
 
@@ -112,8 +125,7 @@ class LayerLoads:
     def reset(self) -> None:
         """Wait for what is started, forget what is queued."""
         for load in self._queued:
-            if load.lease is not None:
-                load.lease.release()
+            load.release()
         self._queued.clear()
         for index in list(self._started):
             self.finish(index)

@@ -11,10 +11,13 @@ Scheduler thread only; nothing here blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpkv_sglang._core import KeyBatch, PromoteTicket, Store
 from hpkv_sglang.config import PromotePolicy
+from hpkv_sglang.radix.sources import Source
 from hpkv_sglang.radix.worth import LoadEconomy
 
 WAIT_COMPLETE_CAP_S = 60.0
@@ -24,9 +27,21 @@ TIMEOUT_MAX_S = 10.0
 TIMEOUT_UNKNOWN_S = 2.0  # nothing was computed yet
 
 
+class Wanted(NamedTuple):
+    """Blocks of one source that a request could use, head first.
+
+    The first `present` of them are in the host pool and are pinned again with the rest.
+    """
+
+    source: Source
+    keys: KeyBatch
+    present: int = 0
+
+
 @dataclass(slots=True)
 class _Promotion:
     ticket: PromoteTicket
+    blocks_per_page: int
     settled: bool = False
 
 
@@ -40,17 +55,17 @@ class Promotions:
         self._running: dict[str, _Promotion] = {}
         self._from_disk: dict[str, int] = {}
 
-    def start(
-        self, rid: str, namespace: int, keys: KeyBatch, host_pages: int
-    ) -> PromoteTicket | None:
-        """Begin to read what follows the first `host_pages` of `keys`; None when disk has none."""
+    def start(self, rid: str, wanted: Iterable[Wanted]) -> PromoteTicket | None:
+        """Begin to read blocks of the first source of which the disk has any; None: of none."""
         self.forget(rid)
-        on_disk = self._store.lookup(keys[host_pages:])
-        if on_disk == 0:
-            return None
-        ticket = self._store.promote(namespace, keys[: host_pages + on_disk])
-        self._running[rid] = _Promotion(ticket)
-        return ticket
+        for source, keys, present in wanted:
+            per_page = source.blocks_per_page
+            on_disk = self._store.lookup(keys[present:]) // per_page * per_page
+            if on_disk:
+                ticket = self._store.promote(source.namespace_index, keys[: present + on_disk])
+                self._running[rid] = _Promotion(ticket, per_page)
+                return ticket
+        return None
 
     def deadline_s(self, pages: int) -> float:
         """How long a request may wait for `pages` pages."""
@@ -70,7 +85,8 @@ class Promotions:
             return
         promotion.ticket.cancel()
         promotion.settled = True
-        self._from_disk[rid] = promotion.ticket.from_disk
+        # Rounded up: a page part of whose blocks were in the host pool came from disk all the same.
+        self._from_disk[rid] = -(-promotion.ticket.from_disk // promotion.blocks_per_page)
 
     def take_from_disk(self, rid: str) -> int:
         """Pages that came from disk for this request, told once."""

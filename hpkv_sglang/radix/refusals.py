@@ -63,8 +63,8 @@ REFUSALS = (
     Refusal(
         "device",
         "--device",
-        "device memory that no copy engine of this version reaches (only the CPU's)",
-        lambda device: device not in (None, "cpu"),
+        "device memory that no copy engine of this version reaches (only the CPU's and an NPU's)",
+        lambda device: device not in (None, "cpu", "npu"),
     ),
     Refusal("pp_size", "--pp-size", "pipeline parallelism", _more_than_one),
     Refusal("dcp_size", "--dcp-size", "decode context parallelism", _more_than_one),
@@ -189,14 +189,18 @@ def check_server_args(view: Any) -> None:
     _raise_if_any(found)
 
 
-def check_model(model_config: Any) -> None:
-    """Raise RefusedError if the model keeps state that our layouts do not carry."""
+def check_model(model_config: Any, device: str | None = None) -> None:
+    """Raise RefusedError if the model keeps state that our layouts do not carry.
+
+    On an NPU the index of sparse attention lies in the KV pool and is carried with it.
+    """
+    carried = {"dsa"} if device == "npu" else set()
     name = ", ".join(model_config.hf_config.architectures or ["unknown"])
     _raise_if_any(
         [
             f"{r.flag} (found {name!r}): {r.feature}"
             for r in MODEL_REFUSALS
-            if r.refused(model_config)
+            if r.field not in carried and r.refused(model_config)
         ]
     )
 

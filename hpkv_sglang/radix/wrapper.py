@@ -16,7 +16,7 @@ lock, and whether a block is stored is the index's business (see `fence`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,16 +29,19 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
     UnifiedCacheLinkerWrapper,
 )
 
-from hpkv_sglang._core import KeyBatch, Lease
+from hpkv_sglang._core import KeyBatch
 from hpkv_sglang.radix.linker import HpkvLinker
+from hpkv_sglang.radix.promotions import Wanted
+from hpkv_sglang.radix.runs import Run, find_run
 from hpkv_sglang.radix.waiting import VERIFY_DEADLINE_S, Ticket, WaitingRequests
 
 logger = logging.getLogger(__name__)
 
 
 class _Promise(NamedTuple):
-    keys: KeyBatch  # of every full page behind the device prefix
-    lease: Lease  # on the leading run of them that the host pool has; may be empty
+    hashes: list[str]  # of every full page behind the device prefix
+    keys: KeyBatch  # the same in our namespace
+    run: Run  # the leading pages that the host pool has; may be empty
     tick: int
 
 
@@ -56,6 +59,10 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         self.promotions = cache_linker.promotions
         self._promises: dict[str, _Promise] = {}
         self._tick = 0
+        # Every rank or none: a rank whose tiers are off takes part in no agreement.
+        failure = cache_linker.self_test_failure
+        if not self._agree_min([int(failure is None)])[0]:
+            cache_linker.switch_off(f"the page self-test failed: {failure or 'on another rank'}")
 
     # ---- agreement between ranks ----
 
@@ -84,7 +91,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         self.hit_markers.pop(rid, None)
         promise = self._promises.pop(rid, None)
         if promise is not None:
-            promise.lease.release()
+            promise.run.release()
 
     # ---- match ----
 
@@ -98,18 +105,17 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             if self.promotions is not None:
                 self.promotions.release_settled(req.rid)
             return result
-        pages, tail = self.tiers.find(req, key, device_pages)
-        lease = self.tiers.pool.pin(tail)
+        hashes, keys = self.tiers.tail_of(req, key, device_pages)
+        run = find_run(self.tiers.pool, self.tiers.sources, keys, hashes)
         if self.promotions is not None:
-            self.promotions.release_settled(req.rid)  # the lease holds what they brought
-        hit_pages = self._agree_min([self.tiers.economy.pages_worth_loading(lease.verified_count)])[
-            0
-        ]
-        self._promises[req.rid] = _Promise(tail, lease, self._tick)
+            self.promotions.release_settled(req.rid)  # the run holds what they brought
+        worth = self.tiers.economy.pages_worth_loading(run.verified_pages)
+        hit_pages = self._agree_min([worth])[0]
+        self._promises[req.rid] = _Promise(hashes, keys, run, self._tick)
         if hit_pages == 0:
             return result
         self.hit_markers[req.rid] = ExternalCacheHitMarker(
-            tail_hashes=pages.hashes[device_pages : device_pages + hit_pages],
+            tail_hashes=hashes[:hit_pages],
             device_hit_len=result.device_prefix_len,
         )
         return result._replace(
@@ -134,18 +140,30 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
     def _start_work(self, rid: str, promise: _Promise) -> list[tuple[Ticket, float]]:
         """What is to be done before the request is admitted, and how long it may wait for each."""
         work: list[tuple[Ticket, float]] = []
-        found = promise.lease.count
+        run = promise.run
         if self.promotions is not None:
-            index = self.tiers.namespace_index
-            promotion = self.promotions.start(rid, index, promise.keys, found)
+            promotion = self.promotions.start(rid, self._wanted(promise))
             if promotion is not None:
-                deadline_s = self.promotions.deadline_s(len(promise.keys) - found)
+                deadline_s = self.promotions.deadline_s(len(promise.hashes) - run.pages)
                 work.append((promotion, deadline_s))
-        if promise.lease.verified_count < found:
-            # The ticket takes the pins over; SGLang matches again before it admits the request.
-            work.append((self.tiers.verify(promise.lease), VERIFY_DEADLINE_S))
+        if run.verified_pages < run.pages:
+            # The tickets take the pins over; SGLang matches again before it admits the request.
+            work += [(self.tiers.verify(part.lease), VERIFY_DEADLINE_S) for part in run.parts]
             self._drop_promise(rid)
         return work
+
+    def _wanted(self, promise: _Promise) -> Iterator[Wanted]:
+        """What the disk might have behind the run, our own namespace first."""
+        found = promise.run.pages
+        if found == len(promise.hashes):
+            return
+        sources = self.tiers.sources
+        if promise.run.is_own:
+            yield Wanted(sources.own, promise.keys, present=found)
+        else:
+            yield Wanted(sources.own, promise.keys[found:])
+        for source in sources.foreign():
+            yield Wanted(source, source.keys(promise.hashes[found:]))
 
     def pages_from_disk(self, rid: str) -> int:
         """How many of the request's pages were read from disk for it; told once."""
@@ -170,12 +188,11 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
                     ExternalLinkerLoadPhase.ABORT, req, [(full, transfer)], prefix_len
                 )
             if promise is not None:
-                promise.lease.release()
+                promise.run.release()
             return 0, req.last_node
         slots = transfer.device_indices
-        self.tiers.queue_load(
-            req.rid, None if promise is None else promise.lease, len(marker.tail_hashes), slots
-        )
+        run = None if promise is None else promise.run
+        self.tiers.queue_load(req.rid, run, len(marker.tail_hashes), slots)
         self._update_load(ExternalLinkerLoadPhase.PREPARE, req, [(full, transfer)], prefix_len)
         self.private_load_indices[req.rid] = slots
         self.inflight_load_rids.append(req.rid)

@@ -9,6 +9,7 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"losing_every": 2}                 every second load has lost its blocks before it starts
     {"disk_delay": ["read", 6.0]}       every read of blocks from disk is late by 6 s ("write" too)
     {"deadline_s": 0.2}                 how long a request may wait for the tiers
+    {"self_test": "why"}                the page self-test at start finds this
 
 and of observers, which report in the server's log when the tree is flushed:
 
@@ -51,6 +52,9 @@ def register() -> None:
     HookRegistry.register(
         "hpkv_sglang.radix.cache.HpkvRadixCache.init_cache_linker", _inject, HookType.AFTER
     )
+    HookRegistry.register(
+        "hpkv_sglang.radix.linker.HpkvLinker._self_test", _self_test, HookType.AROUND
+    )
 
 
 def _inject(_result: Any, cache: Any, linker: Any) -> None:
@@ -59,6 +63,13 @@ def _inject(_result: Any, cache: Any, linker: Any) -> None:
         if rank is None or rank == linker.identity.group_rank:
             ((name, value),) = fault.items()
             _FAULTS[name](cache, linker, value)
+
+
+def _self_test(test: Callable[[Any], str | None], linker: Any) -> str | None:
+    for fault in json.loads(os.environ[VARIABLE]):
+        if "self_test" in fault and fault.get("rank") in (None, linker.identity.group_rank):
+            return str(fault["self_test"])
+    return test(linker)
 
 
 def _delay(_cache: Any, linker: Any, value: list[Any]) -> None:
@@ -104,11 +115,11 @@ def _alloc_fails_every(cache: Any, _linker: Any, period: int) -> None:
 def _losing_every(_cache: Any, linker: Any, period: int) -> None:
     queue, calls = linker.queue_load, count(1)
 
-    def losing(rid: str, lease: Any, pages: int, slots: Any) -> None:
-        if next(calls) % period == 0 and lease is not None:
-            lease.release()
-            lease = None
-        queue(rid, lease, pages, slots)
+    def losing(rid: str, run: Any, pages: int, slots: Any) -> None:
+        if next(calls) % period == 0 and run is not None:
+            run.release()
+            run = None
+        queue(rid, run, pages, slots)
 
     linker.queue_load = losing
 
@@ -180,6 +191,7 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "alloc_fails_every": _alloc_fails_every,
     "losing_every": _losing_every,
     "deadline_s": _deadline_s,
+    "self_test": lambda *_: None,  # hooked: it is asked before there is a tree
     "count": _count,
     "audit": _audit,
 }

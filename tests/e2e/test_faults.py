@@ -133,11 +133,37 @@ RANK_ONE: dict[str, list[Fault]] = {
 }
 
 
-@pytest.mark.parametrize("what", RANK_ONE)
+# Heads of their own on each rank, or the same bytes written in turns.
+MODELS = ["llama_checkpoint", "deepseek_checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("what", "model"), [(what, MODELS[i % 2]) for i, what in enumerate(RANK_ONE)]
+)
 def test_trouble_on_one_rank_is_answered_alike_on_both(
-    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, what: str
+    server_factory: ServerFactory,
+    pool: Path,
+    what: str,
+    model: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Field reports F16 and F17: same decisions, same number of collectives, nothing hangs."""
-    server = start(server_factory, llama_checkpoint, pool, faults=RANK_ONE[what], tp_size=2)
+    checkpoint = request.getfixturevalue(model)
+    server = start(server_factory, checkpoint, pool, faults=RANK_ONE[what], tp_size=2)
     under_load(server, seed=57, count=6, rounds=2)
+    server.kill()
+
+
+def test_a_layout_that_fails_its_self_test_on_one_rank_switches_the_tiers_off_on_both(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+) -> None:
+    wrong: list[Fault] = [{"self_test": "other bytes came back", "rank": 1}]
+    server = start(server_factory, llama_checkpoint, pool, faults=wrong, tp_size=2)
+    (tokens,) = prompts(1, 300, seed=58)
+    reference = device_hit(server, tokens)
+    server.flush_cache()
+    answer = server.generate(ask(tokens))
+    assert answer.cached_tokens == 0
+    assert answer.output_ids == reference.output_ids
+    assert server.log_text().count("the tiers are off: the page self-test failed") == 2
     server.kill()

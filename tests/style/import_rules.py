@@ -3,8 +3,8 @@
     5  hpkv_sglang            the public face
     4  plugin, radix          SGLang's side        cli, metrics, dashboard   the operator's side
     3  pool, copy
-    2  layout, mla, npu
-    1  config, namespace, fingerprint, hooks
+    2  layout, mla, npu, portable
+    1  config, flags, namespace, fingerprint, hooks
     0  errors, _core
 
 A module imports its own level and those below; the two sides of level 4 do not know each other. At
@@ -24,7 +24,9 @@ LEVELS = {
     "errors": 0,
     "_core": 0,
     "config": 1,
+    "flags": 1,
     "namespace": 1,
+    "portable": 2,
     "fingerprint": 1,
     "hooks": 1,
     "layout": 2,

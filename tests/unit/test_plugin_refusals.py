@@ -132,6 +132,17 @@ def test_models_with_more_than_plain_kv_are_refused_by_name(
     assert repr(config.hf_config.architectures[0]) in str(error.value)
 
 
+def test_sparse_attention_is_carried_on_an_npu_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusals, "mambaish_config", lambda _: None)
+    sparse = model(hf_config=DSA, hf_text_config=DSA)
+    refusals.check_model(sparse, "npu")
+    for device in ("cpu", "cuda", None):
+        with pytest.raises(RefusedError, match="DSA"):
+            refusals.check_model(sparse, device)
+
+
 def test_a_plain_model_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "mambaish_config", lambda _: None)
     refusals.check_model(model())

@@ -56,6 +56,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "model_path": arguments["model_path"],
             "dtype": "torch.bfloat16",
             "quantization": None,
+            "get_total_num_kv_heads": lambda: 8,
             **(model or {}),
         }
         parallel = {
@@ -64,6 +65,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "attn_dp_size": 1,
             "pp_size": 1,
             "attn_tp_rank": 0,
+            "tp_rank": place.get("attn_tp_rank", 0),
             "dp_rank": None,
             "attn_dp_rank": 0,
             **place,
@@ -80,7 +82,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             SimpleNamespace(page_size=16, token_to_kv_pool_allocator=allocator),
             SimpleNamespace(
                 name=place.get("layout", "gqa"),
-                geometry={"layers": 2},
+                geometry={"layers": 2, "kv_heads": place.get("kv_heads", 8)},
                 replicated=place.get("layout") == "mla",
             ),
         )
@@ -90,6 +92,46 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def test_the_same_server_twice_is_the_same_identity(make: Make) -> None:
     assert make(launch="one").scope_mask == make(launch="two").scope_mask
+
+
+def test_a_rank_is_named_by_the_heads_it_holds(make: Make) -> None:
+    first, second = (
+        make(rank_attn_tp_rank=rank, rank_attn_tp_size=2, rank_tp_size=2, rank_kv_heads=4)
+        for rank in (0, 1)
+    )
+    assert (first.shard, second.shard) == ("heads 0:4/8", "heads 4:8/8")
+    assert first.namespace.id == second.namespace.id
+    assert first.namespace.words()["geometry"]["kv_heads_total"] == 8
+    assert first.turn.count == 1
+
+
+def test_ranks_that_hold_the_same_head_share_a_scope_and_take_turns(make: Make) -> None:
+    ranks = [
+        make(rank_attn_tp_rank=rank, rank_attn_tp_size=16, rank_tp_size=16, rank_kv_heads=1)
+        for rank in (4, 5, 6)
+    ]
+    assert [rank.shard for rank in ranks] == ["heads 2:3/8", "heads 2:3/8", "heads 3:4/8"]
+    assert [(r.turn.index, r.turn.count) for r in ranks] == [(0, 2), (1, 2), (0, 2)]
+
+
+def test_heads_that_are_not_an_even_share_are_named_by_the_rank(make: Make) -> None:
+    odd = make(rank_attn_tp_rank=1, rank_attn_tp_size=2, rank_tp_size=2, rank_kv_heads=5)
+    assert odd.shard == "tp1/2" and odd.heads is None and odd.turn.count == 1
+
+
+def test_latent_attention_is_one_scope_written_in_turns_on_each_node(make: Make) -> None:
+    ranks = [
+        make(
+            rank_layout="mla",
+            rank_attn_tp_rank=rank,
+            rank_attn_tp_size=4,
+            rank_tp_size=4,
+            nnodes=2,
+        )
+        for rank in range(4)
+    ]
+    assert len({rank.scope_mask for rank in ranks}) == 1
+    assert [(r.turn.index, r.turn.count) for r in ranks] == [(0, 2), (1, 2), (0, 2), (1, 2)]
 
 
 def test_path_and_served_name_do_not_count(make: Make, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hpkv_sglang._core import KeyScope
 from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
 from hpkv_sglang.radix.lookup import PageLookup, fastest_hasher, hash_pages
+from hpkv_sglang.radix.runs import Part, Run
 from hpkv_sglang.radix.waiting import WaitingRequests
 from hpkv_sglang.radix.worth import SAMPLES_MIN, LoadEconomy
 
@@ -32,6 +33,7 @@ class Ticket:
         self.waits: list[float] = []
         self.landed = True
         self.elapsed_s = 0.5
+        self.waited = False
 
     @property
     def done(self) -> bool:
@@ -47,6 +49,7 @@ class Ticket:
         self.cancelled = True
 
     def wait(self) -> bool:
+        self.waited = True
         self.event.wait()
         return self.landed
 
@@ -189,23 +192,46 @@ class Engine:
 
     def __init__(self, *tickets: Ticket) -> None:
         self.tickets = list(tickets)
+        self.loaded: list[tuple[Any, list[int], Any]] = []
 
-    def load(self, lease: Any, pages: Any) -> Ticket:
+    def load(self, lease: Any, pages: Any, source: Any = None) -> Ticket:
+        self.loaded.append((lease, list(pages), source))
         return self.tickets.pop(0)
 
 
-def queued(rid: str, lease: Any = "lease") -> QueuedLoad:
-    return QueuedLoad(rid, lease, np.zeros(1, dtype=np.int64))
+def run_of(*parts: tuple[Any, int]) -> Run:
+    """A run of (lease, pages); every part after the first is another server's."""
+    sources = [SimpleNamespace(block=None if i == 0 else f"source {i}") for i in range(len(parts))]
+    return Run([Part(s, *part) for s, part in zip(sources, parts, strict=True)])  # type: ignore[arg-type]
+
+
+def queued(rid: str, run: Run | None = None) -> QueuedLoad:
+    run = run or run_of(("lease", 1))
+    return QueuedLoad(rid, run, np.arange(run.pages, dtype=np.int64))
 
 
 def test_a_lost_lease_is_a_failed_load_and_not_an_error() -> None:
     loads, done = LayerLoads(4, lambda pages, seconds: None), Ticket()
     done.event.set()
     loads.queue(queued("good"))
-    loads.queue(queued("lost", lease=None))
+    loads.queue(QueuedLoad("lost", None, np.zeros(1, dtype=np.int64)))
     index = loads.start(Engine(done))
     assert loads.finish(index) == {"good": True, "lost": False}
     assert not loads.pending
+
+
+@pytest.mark.parametrize("failing", [None, 0, 1])
+def test_a_load_lands_when_all_its_parts_have(failing: int | None) -> None:
+    loads, parts = LayerLoads(4, lambda pages, seconds: None), [Ticket(), Ticket()]
+    for part in parts:
+        part.event.set()
+    if failing is not None:
+        parts[failing].landed = False
+    loads.queue(queued("r", run_of(("own", 2), ("foreign", 3))))
+    engine = Engine(*parts)
+    assert loads.finish(loads.start(engine)) == {"r": failing is None}
+    assert engine.loaded == [("own", [0, 1], None), ("foreign", [2, 3, 4], "source 1")]
+    assert all(part.waited for part in parts), "one still writes the device"
 
 
 def test_each_request_of_a_batch_fails_or_lands_by_itself() -> None:
@@ -240,7 +266,7 @@ def test_a_cancelled_load_is_never_started_and_releases_its_lease() -> None:
     released = []
     lease = SimpleNamespace(release=lambda: released.append(1))
     loads = LayerLoads(4, lambda pages, seconds: None)
-    loads.queue(queued("r", lease))
+    loads.queue(queued("r", run_of((lease, 1))))
     assert loads.cancel_queued("r") and not loads.cancel_queued("r")
     assert loads.start(Engine()) == NO_BATCH
     assert released == [1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
@@ -14,6 +16,7 @@ from hpkv_sglang.radix.promotions import (
     TIMEOUT_UNKNOWN_S,
     WAIT_COMPLETE_CAP_S,
     Promotions,
+    Wanted,
 )
 from hpkv_sglang.radix.worth import SAMPLES_MIN, LoadEconomy
 
@@ -60,10 +63,27 @@ def promotions(reachable: int, policy: PromotePolicy) -> tuple[Promotions, DiskS
 KEYS = KeyBatch.from_bytes(b"".join(bytes([number]) * 32 for number in range(10)))
 
 
+def wanted(present: int, blocks_per_page: int = 1) -> list[Wanted]:
+    source = SimpleNamespace(blocks_per_page=blocks_per_page, namespace_index=0)
+    return [Wanted(source, KEYS, present)]  # type: ignore[arg-type]
+
+
+def test_whole_pages_are_promoted_of_the_first_source_that_has_one() -> None:
+    running, store, _ = promotions(5, PromotePolicy.TIMEOUT)
+    nothing = Wanted(wanted(0)[0].source, KEYS[6:])
+    assert running.start("r", [nothing, *wanted(0, blocks_per_page=2)]) is store.tickets[0]
+    assert store.promoted == 4, "the fifth block is half a page"
+    store.tickets[0].from_disk = 3
+    running.settle("r")
+    assert running.take_from_disk("r") == 2
+    running, store, _ = promotions(1, PromotePolicy.TIMEOUT)
+    assert running.start("r", wanted(0, blocks_per_page=2)) is None
+
+
 def test_nothing_is_promoted_when_the_disk_reaches_no_further_than_the_host_pool() -> None:
     running, store, _ = promotions(4, PromotePolicy.TIMEOUT)
-    assert running.start("r", 0, KEYS, 4) is None and store.tickets == []
-    assert running.start("r", 0, KEYS, 3) is store.tickets[0]
+    assert running.start("r", wanted(4)) is None and store.tickets == []
+    assert running.start("r", wanted(3)) is store.tickets[0]
     assert store.promoted == 4
 
 
@@ -82,7 +102,7 @@ def test_how_long_a_request_waits_follows_the_policy_and_the_rate_of_computing()
 
 def test_pins_of_a_promotion_go_only_after_the_wait_is_over() -> None:
     running, store, _ = promotions(4, PromotePolicy.TIMEOUT)
-    running.start("r", 0, KEYS, 0)
+    running.start("r", wanted(0))
     (ticket,) = store.tickets
     running.release_settled("r")
     assert not ticket.released
@@ -96,10 +116,10 @@ def test_pins_of_a_promotion_go_only_after_the_wait_is_over() -> None:
 
 def test_an_aborted_or_restarted_request_lets_its_promotion_go() -> None:
     running, store, _ = promotions(4, PromotePolicy.TIMEOUT)
-    running.start("r", 0, KEYS, 0)
-    running.start("r", 0, KEYS, 0)
+    running.start("r", wanted(0))
+    running.start("r", wanted(0))
     running.forget("r")
     assert [(t.cancelled, t.released) for t in store.tickets] == [(True, True)] * 2
-    running.start("s", 0, KEYS, 0)
+    running.start("s", wanted(0))
     running.clear()
     assert store.tickets[2].released
