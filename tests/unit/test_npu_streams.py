@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
 from typing import Any, cast
@@ -29,34 +30,43 @@ class TransferDirection(Enum):
     D2H = 2
 
 
-def transfer_kv_dim_exchange(
-    *,
-    device_indices: torch.Tensor,
-    host_indices: torch.Tensor,
-    device_k: torch.Tensor,
-    host_k: torch.Tensor,
-    device_v: torch.Tensor,
-    host_v: torch.Tensor,
-    page_size: int,
-    direction: TransferDirection,
-) -> None:
-    """Device `[layer, page, slot, head, dim]`, host `[page, layer, slot, head, dim]`."""
-    assert device_k.dim() == host_k.dim() == 5 and device_k.shape[0] == host_k.shape[1]
-    assert device_k.shape[2] == host_k.shape[2] == page_size
-    assert device_v.numel() == host_v.numel() == 0
-    assert device_indices.dtype == host_indices.dtype == torch.int64
-    assert len(device_indices) == len(host_indices) and len(host_indices) % page_size == 0
-    width = page_size * device_k.shape[3] * device_k.shape[4]
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The arguments of the kernel: device `[layer, page, slot, head, dim]`, host `[page, layer,
+    slot, head, dim]`."""
+
+    device_indices: torch.Tensor
+    host_indices: torch.Tensor
+    device_k: torch.Tensor
+    host_k: torch.Tensor
+    device_v: torch.Tensor
+    host_v: torch.Tensor
+    page_size: int
+    direction: TransferDirection
+
+
+def transfer_kv_dim_exchange(**arguments: Any) -> None:
+    call = Call(**arguments)
+    device, host, page_size = call.device_k, call.host_k, call.page_size
+    pages, rows = call.device_indices, call.host_indices
+    assert device.dim() == host.dim() == 5 and device.shape[0] == host.shape[1]
+    assert device.shape[2] == host.shape[2] == page_size
+    assert call.device_v.numel() == call.host_v.numel() == 0
+    assert pages.dtype == rows.dtype == torch.int64
+    assert len(pages) == len(rows) and len(rows) % page_size == 0
+    width = page_size * device.shape[3] * device.shape[4]
     # A row of the copy is flat, and pages follow each other without gaps.
-    assert device_k.stride(1) == host_k.stride(1) == width
-    for i in range(0, len(device_indices), page_size):
-        page, row = int(device_indices[i]) // page_size, int(host_indices[i]) // page_size
-        assert 0 <= page < device_k.shape[1] and 0 <= row < host_k.shape[0]
-        for layer in range(device_k.shape[0]):
-            device = _flat(device_k, layer * device_k.stride(0) + page * width, width)
-            host = _flat(host_k, row * host_k.stride(0) + layer * width, width)
-            to_host = direction is TransferDirection.D2H
-            (host if to_host else device).copy_(device if to_host else host)
+    assert device.stride(1) == host.stride(1) == width
+    for first in range(0, len(pages), page_size):
+        page, row = int(pages[first]) // page_size, int(rows[first]) // page_size
+        assert 0 <= page < device.shape[1] and 0 <= row < host.shape[0]
+        for layer in range(device.shape[0]):
+            on_device = _flat(device, layer * device.stride(0) + page * width, width)
+            on_host = _flat(host, row * host.stride(0) + layer * width, width)
+            if call.direction is TransferDirection.D2H:
+                on_host.copy_(on_device)
+            else:
+                on_device.copy_(on_host)
 
 
 def _flat(tensor: torch.Tensor, offset: int, width: int) -> torch.Tensor:
