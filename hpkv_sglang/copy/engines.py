@@ -31,3 +31,12 @@ def engine_for(
         device,
         "This version copies to and from CPU and Ascend NPU memory. Run without --enable-hpkv.",
     )
+
+
+def landing_layout(engine: Engine, layout: PoolLayout) -> PoolLayout:
+    """What `engine` copies blocks into, for pages of `layout`: the pages, or its staging area.
+
+    Sources of blocks in other formats are built over it.
+    """
+    staged: PoolLayout | None = getattr(engine, "staged_layout", None)
+    return layout if staged is None else staged

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from hpkv_sglang._core import CorePoolError, KeyBatch, KeyScope, Lease, Pool
 from hpkv_sglang.config import CrossTp, Settings
-from hpkv_sglang.copy.engines import engine_for
+from hpkv_sglang.copy.engines import engine_for, landing_layout
 from hpkv_sglang.copy.interface import Engine, PageIndices, VerifyTicket
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.detect import detect_layout
@@ -92,7 +92,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self.pool,
             Source(namespace_index=index, scopes=(self.scope,)),
             self.identity,
-            self.layout,
+            landing_layout(self.engine, self.layout),
             foreign=self.settings.cross_tp is CrossTp.ON,
         )
 
