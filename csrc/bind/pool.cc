@@ -212,10 +212,37 @@ void bind_lease(nb::module_& module) {
       .def("release", [](LeaseHandle& self) { self.lease.release(); });
 }
 
-void bind_pool_class(nb::module_& module) {
+void bind_operating(nb::class_<PoolHandle>& pool) {
   const auto released = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<PoolHandle>(module, "Pool", "One process's attachment to the node's host pool.")
-      .def_static("open", &open_pool, nb::arg("directory"), nb::kw_only(),
+  pool.def(
+          "drop_namespace",
+          [](PoolHandle& self, const nb::bytes& id) {
+            const NamespaceId wanted = namespace_id(id);
+            const nb::gil_scoped_release release;
+            return self.pool->drop_namespace(wanted);
+          },
+          nb::arg("namespace"))
+      .def(
+          "drop",
+          [](PoolHandle& self, const KeyBatch& keys) {
+            const nb::gil_scoped_release release;
+            return self.pool->drop(keys.keys);
+          },
+          nb::arg("keys"))
+      .def(
+          "clear", [](PoolHandle& self) { return self.pool->clear(); }, released)
+      .def("stats", &stats)
+      .def(
+          "check", [](const PoolHandle& self) { return self.pool->check(); }, released)
+      .def(
+          "maintain", [](PoolHandle& self) { self.pool->maintain(); }, released)
+      .def("close", [](PoolHandle& self) { self.pool->close(); }, released);
+}
+
+void bind_pool_class(nb::module_& module) {
+  auto pool =
+      nb::class_<PoolHandle>(module, "Pool", "One process's attachment to the node's host pool.");
+  pool.def_static("open", &open_pool, nb::arg("directory"), nb::kw_only(),
                   nb::arg("pool_bytes") = nb::none(), nb::arg("create") = true,
                   nb::arg("read_only") = false, nb::arg("verify_always") = false)
       .def_prop_ro("path", [](const PoolHandle& self) { return self.pool->info().path; })
@@ -248,30 +275,8 @@ void bind_pool_class(nb::module_& module) {
           },
           nb::arg("keys"))
       .def("put", &put_block, nb::arg("namespace"), nb::arg("key"), nb::arg("payload"))
-      .def("get", &get_block, nb::arg("key"), nb::arg("out"))
-      .def(
-          "drop_namespace",
-          [](PoolHandle& self, const nb::bytes& id) {
-            const NamespaceId wanted = namespace_id(id);
-            const nb::gil_scoped_release release;
-            return self.pool->drop_namespace(wanted);
-          },
-          nb::arg("namespace"))
-      .def(
-          "drop",
-          [](PoolHandle& self, const KeyBatch& keys) {
-            const nb::gil_scoped_release release;
-            return self.pool->drop(keys.keys);
-          },
-          nb::arg("keys"))
-      .def(
-          "clear", [](PoolHandle& self) { return self.pool->clear(); }, released)
-      .def("stats", &stats)
-      .def(
-          "check", [](const PoolHandle& self) { return self.pool->check(); }, released)
-      .def(
-          "maintain", [](PoolHandle& self) { self.pool->maintain(); }, released)
-      .def("close", [](PoolHandle& self) { self.pool->close(); }, released);
+      .def("get", &get_block, nb::arg("key"), nb::arg("out"));
+  bind_operating(pool);
 }
 
 }  // namespace
