@@ -2,6 +2,9 @@
 
 mha      the paged pool of multi-head and grouped-query attention
 mla      the split pool of latent attention, NoPE and RoPE apart, row by row or in NZ order
-streams  what the engine needs of a device: streams, events, pinned memory, page copies
-engine   the copy engine's interface over those; a staging area between device and host pool
+engine   the copy engine's interface: a staging area in host memory between device and pool
+spills   device to pool, two threads          loads   pool to device, two threads
+tickets  what callers hold                    staging what the threads share
+transfer how the pages of a layer are copied
+streams  what all of them need of a device: streams, events, pinned memory, page copies
 """

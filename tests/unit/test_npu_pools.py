@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layout_rig import page_rows, scribble
-from npu_pools import PAGE
+import torch
+from layout_rig import mla_pool, page_rows, scribble
+from npu_pools import PAGE, npu_mla
 from test_npu_layouts import CASES, no_kernels
 
-from hpkv_sglang._core import KeyBatch, Pool
+from hpkv_sglang._core import BlockSource, CopyEngine, KeyBatch, Pool
+from hpkv_sglang.copy.engines import landing_layout
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.base import PoolLayout
+from hpkv_sglang.layout.columns import join
 from hpkv_sglang.layout.detect import detect_layout
+from hpkv_sglang.mla import formats
+from hpkv_sglang.mla import layout as mla
 from hpkv_sglang.npu.engine import NpuEngine
 from hpkv_testing.fake_npu import FakeNpu
 
@@ -92,3 +97,39 @@ def test_the_page_self_test_passes_and_leaves_the_page_as_it_was(
 
     assert page_round_trip(directory, layout, engine) is None, name
     assert page_rows(kv, PAGE, last) == before
+
+
+@pytest.mark.parametrize("nz", [False, True])
+def test_fused_blocks_become_the_pages_that_the_cores_engine_makes_of_them(
+    nz: bool, device: FakeNpu, directory: str
+) -> None:
+    """A CUDA-style server stored them; here NoPE and RoPE are apart, in NZ order or not."""
+    pages = np.array([7, 0, 3, 5, 8], dtype=np.int64)
+    keys = KeyBatch.from_bytes(np.random.default_rng(3).bytes(32 * len(pages)))
+    host = Pool.open(directory, pool_bytes=16 << 20)
+    fused = mla_pool(layers=3, slots=9 * PAGE, rank=64, rope=16, dtype=torch.bfloat16)
+    writing = mla.describe(fused, PAGE)
+    size = writing.block.block_bytes
+    writer = CopyEngine(host, host.add_namespace(bytes(32), b"", size), writing.block)
+    writer.spill(keys, pages).wait()
+    writer.close()
+    found = []
+    for through_staging in (False, True):
+        kv = npu_mla(nz=nz)
+        layout = adopted(device, detect_layout(kv, PAGE))
+        namespace = host.add_namespace(b"n" * 32, b"", layout.block.block_bytes)
+        engine: CopyEngine | NpuEngine = (
+            NpuEngine(host, namespace, layout, device, staging_pages=4)
+            if through_staging
+            else CopyEngine(host, namespace, layout.block)
+        )
+        landing = landing_layout(engine, layout)
+        columns = formats.block_columns(formats.FUSED, layout.geometry, PAGE)
+        parts = [join(landing.devices, columns, PAGE)]
+        source = BlockSource(landing.block, block_bytes=size, parts=parts)
+        assert engine.load(host.pin(keys), pages, source).wait()
+        engine.close()
+        found.append([page_rows(kv, PAGE, page) for page in range(9)])
+    assert found[0] == found[1]
+    assert any(any(row) for row in found[0][7]), "something landed"
+    host.close()
