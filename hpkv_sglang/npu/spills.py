@@ -161,8 +161,11 @@ class StagedSpills:
     def _read_all(self) -> None:
         self._device.enter_thread()
         while (job := self._to_read.get()) is not None:
-            for first, end in self._absent_runs(job):
-                self._read_run(job, first, end)
+            try:
+                for first, end in self._absent_runs(job):
+                    self._read_run(job, first, end)
+            except Exception as error:  # noqa: BLE001  # a bug of ours must not end this thread
+                self._health.fail("spill", error)
             with self._lock:
                 self.counts.queued -= len(job.pages)
             self._to_store.put(_Batch(job))
@@ -258,7 +261,10 @@ class StagedSpills:
         # Within a batch the tail is older than the head and goes first; batches, and pages that
         # were there already, need the run stamped again as a whole.
         if job.batch_count > 1 or job.present or job.turns[1] > 1:
-            self._pool.touch(job.recency)
+            try:
+                self._pool.touch(job.recency)
+            except Exception as error:  # noqa: BLE001  # a bug of ours must not end this thread
+                self._health.fail("spill", error)
         dropped = len(job.pages) - job.stored - job.present
         job.ticket.finish(stored=job.stored, present=job.present, dropped=dropped)
         with self._lock:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -162,6 +163,58 @@ def test_without_torch_npu_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(RefusedError, match="torch_npu"):
         TorchNpuStreams()
+
+
+class PlainEvent:
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Everything has run already."""
+
+
+class PlainStream:
+    """What `torch.npu.Stream` has, for work that runs at once."""
+
+    def __init__(self, device: str) -> None:
+        assert device == "npu:3"
+
+    def record_event(self) -> PlainEvent:
+        return PlainEvent()
+
+    def wait_event(self, event: PlainEvent) -> None:
+        assert isinstance(event, PlainEvent)
+
+
+def test_the_engine_runs_on_torchs_calls(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.npu` as far as it is used, without the device: names and arguments, no asynchrony."""
+    rig = NpuRig(directory)
+    devices: list[int] = []
+    calls = SimpleNamespace(
+        current_device=lambda: 3,
+        set_device=devices.append,
+        Stream=PlainStream,
+        current_stream=lambda: PlainStream("npu:3"),
+        stream=nullcontext,
+    )
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    monkeypatch.setitem(sys.modules, "sgl_kernel_npu", None)
+    monkeypatch.setattr(torch, "npu", calls, raising=False)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    device = TorchNpuStreams(forward_stream=PlainStream("npu:3"))
+    assert device.exchange is None
+
+    def empty(shape: Any, *, dtype: Any, device: str = "", pin_memory: bool = False) -> Any:
+        assert pin_memory != (device == "npu:3")
+        return torch.zeros(shape, dtype=dtype)
+
+    device._torch = SimpleNamespace(empty=empty, uint8=torch.uint8, from_numpy=torch.from_numpy)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, where, non_blocking: self)
+    fake, rig.device = rig.device, cast(Any, device)
+    round_trip(rig)
+    assert devices == [3, 3, 3], "each thread that drives the device chooses it"
+    rig.device = fake
+    rig.close()
 
 
 def test_gather_and_scatter_take_rows_that_are_apart() -> None:

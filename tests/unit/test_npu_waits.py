@@ -237,7 +237,7 @@ def test_a_layer_of_a_large_load_is_there_when_its_last_batch_is(make_rig: MakeR
 
 
 class Impatient:
-    """The core's engine with load tickets that claim every layer at once."""
+    """The core's engine with tickets that claim every layer, and every page, at once."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -246,14 +246,21 @@ class Impatient:
         self._ticket = self.inner.load(*arguments)
         return self
 
+    def spill(self, *arguments: Any) -> Any:
+        self.inner.spill(*arguments)
+        return self
+
     def wait_layer(self, layer: int) -> None:
         """Too early."""
 
     def wait(self) -> bool:
-        return bool(self._ticket.wait())
+        return self._ticket is None or bool(self._ticket.wait())
 
     done = False
     ok = False
+    stored = 1
+    present = 0
+    _ticket: Any = None
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "without"])
@@ -270,6 +277,26 @@ def test_a_layer_leaves_the_staging_area_only_when_it_is_there(
     engine.set_delay("load", 0, 200_000)
     assert engine.load(rig.pool.pin(keys), pages_of(5)).wait()
     verdict(rig, rig.page(5), rig.written(51), skip)
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "without"])
+def test_a_staging_block_is_reused_only_when_it_is_stored(
+    make_rig: MakeRig, complete: bool
+) -> None:
+    skip = None if complete else ("store", "staging")
+    rig = make_rig(None)
+    engine = rig.npu(staging_pages=2)  # one for spills
+    if not complete:
+        engine._spills._inner = Impatient(engine._inner)  # type: ignore[assignment]
+    rig.writer(0, 61)()
+    rig.writer(1, 62)()
+    engine._inner.set_delay("spill", -1, 200_000)
+    keys = keys_of(10, 2)
+    engine.spill(keys, pages_of(0, 1)).wait()
+    engine.quiesce()
+    assert engine.load(rig.pool.pin(keys), pages_of(5, 6)).wait()
+    assert rig.page(6) == rig.written(62)
+    verdict(rig, rig.page(5), rig.written(61), skip)
 
 
 @pytest.mark.parametrize("seed", range(4))
