@@ -83,14 +83,14 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def _enter_namespace(self) -> None:
         """Keys and blocks from here on belong to the current identity."""
         namespace = self.identity.namespace
-        index = self.pool.add_namespace(
+        self.namespace_index = self.pool.add_namespace(
             namespace.id, namespace.descriptor, self.layout.block.block_bytes
         )
         self.scope = KeyScope(self.identity.scope_mask)
-        self.engine = self._make_engine(self.pool, index)
+        self.engine = self._make_engine(self.pool, self.namespace_index)
         self.sources = Sources(
             self.pool,
-            Source(namespace_index=index, scopes=(self.scope,)),
+            Source(namespace_id=namespace.id, scopes=(self.scope,)),
             self.identity,
             landing_layout(self.engine, self.layout),
             foreign=self.settings.cross_tp is CrossTp.ON,

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from hpkv_sglang._core import KeyBatch, PromoteTicket, Store
 from hpkv_sglang.config import PromotePolicy
-from hpkv_sglang.radix.sources import Source
 from hpkv_sglang.radix.worth import LoadEconomy
 
 WAIT_COMPLETE_CAP_S = 60.0
@@ -28,12 +27,13 @@ TIMEOUT_UNKNOWN_S = 2.0  # nothing was computed yet
 
 
 class Wanted(NamedTuple):
-    """Blocks of one source that a request could use, head first.
+    """Blocks of one source that a request could use, head first; `namespace`: the pool's number.
 
     The first `present` of them are in the host pool and are pinned again with the rest.
     """
 
-    source: Source
+    namespace: int
+    blocks_per_page: int
     keys: KeyBatch
     present: int = 0
 
@@ -58,11 +58,10 @@ class Promotions:
     def start(self, rid: str, wanted: Iterable[Wanted]) -> PromoteTicket | None:
         """Begin to read blocks of the first source of which the disk has any; None: of none."""
         self.forget(rid)
-        for source, keys, present in wanted:
-            per_page = source.blocks_per_page
+        for namespace, per_page, keys, present in wanted:
             on_disk = self._store.lookup(keys[present:]) // per_page * per_page
             if on_disk:
-                ticket = self._store.promote(source.namespace_index, keys[: present + on_disk])
+                ticket = self._store.promote(namespace, keys[: present + on_disk])
                 self._running[rid] = _Promotion(ticket, per_page)
                 return ticket
         return None

@@ -32,7 +32,7 @@ _KEY_BYTES = 32
 class Source:
     """One namespace that has blocks for us. `block` None: our own, whose blocks are our pages."""
 
-    namespace_index: int
+    namespace_id: bytes
     scopes: tuple[KeyScope, ...]
     block: BlockSource | None = None
 
@@ -76,6 +76,14 @@ class Sources:
                     self._consider(namespace_id)
         return self._foreign
 
+    def index_of(self, source: Source) -> int | None:
+        """The pool's number for a source now; it may change while nothing of it is stored.
+
+        Takes no lock: registering for good would, and the scheduler must not wait for one.
+        """
+        found = self._pool.describe(source.namespace_id)
+        return None if found is None else found[0]
+
     def _consider(self, namespace_id: bytes) -> None:
         found = self._pool.describe(namespace_id)
         if found is None:
@@ -86,7 +94,7 @@ class Sources:
         if blocks is None:
             return
         try:
-            source = self._source(namespace_id, descriptor, block_bytes, blocks)
+            source = self._source(namespace_id, block_bytes, blocks)
         except ValueError as error:  # its blocks do not hold all that our pages want
             logger.warning("hpkv: blocks of namespace %s not used: %s", namespace_id.hex(), error)
             return
@@ -99,12 +107,10 @@ class Sources:
             len(blocks.shards),
         )
 
-    def _source(
-        self, namespace_id: bytes, descriptor: bytes, block_bytes: int, blocks: ForeignBlocks
-    ) -> Source:
+    def _source(self, namespace_id: bytes, block_bytes: int, blocks: ForeignBlocks) -> Source:
         layout = self._layout
         return Source(
-            namespace_index=self._pool.add_namespace(namespace_id, descriptor, block_bytes),
+            namespace_id=namespace_id,
             scopes=tuple(
                 KeyScope(scope_mask(namespace_id, shard.name, blocks.block_format))
                 for shard in blocks.shards

@@ -157,13 +157,16 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         found = promise.run.pages
         if found == len(promise.hashes):
             return
-        sources = self.tiers.sources
+        own = self.tiers.namespace_index
         if promise.run.is_own:
-            yield Wanted(sources.own, promise.keys, present=found)
+            yield Wanted(own, 1, promise.keys, present=found)
         else:
-            yield Wanted(sources.own, promise.keys[found:])
+            yield Wanted(own, 1, promise.keys[found:])
+        sources = self.tiers.sources
         for source in sources.foreign():
-            yield Wanted(source, source.keys(promise.hashes[found:]))
+            index = sources.index_of(source)
+            if index is not None:
+                yield Wanted(index, source.blocks_per_page, source.keys(promise.hashes[found:]))
 
     def pages_from_disk(self, rid: str) -> int:
         """How many of the request's pages were read from disk for it; told once."""

@@ -83,7 +83,7 @@ class Rank:
         )
         namespace = identity.namespace
         index = host.add_namespace(namespace.id, namespace.descriptor, layout.block.block_bytes)
-        own = Source(namespace_index=index, scopes=(KeyScope(identity.scope_mask),))
+        own = Source(namespace_id=namespace.id, scopes=(KeyScope(identity.scope_mask),))
         return cls(
             device_pool=device_pool,
             engine=CopyEngine(host, index, layout.block),
@@ -109,11 +109,16 @@ class Rank:
         return all(landed)
 
 
+def index_of(rank: Rank, source: Source) -> int:
+    index = rank.sources.index_of(source)
+    assert index is not None
+    return index
+
+
 def to_disk_only(host: Pool, store: Store, writer: Rank, hashes: list[str]) -> None:
     """The writer's blocks leave the host pool; only the disk has them."""
-    own = writer.sources.own
-    keys = own.keys(hashes)
-    assert store.demote(own.namespace_index, keys) == len(keys)
+    keys = writer.sources.own.keys(hashes)
+    assert store.demote(index_of(writer, writer.sources.own), keys) == len(keys)
     assert host.drop(keys) == len(keys)
 
 
@@ -122,7 +127,7 @@ def promote(store: Store, reader: Rank, hashes: list[str]) -> None:
     for source in [reader.sources.own, *reader.sources.foreign()]:
         keys = source.keys(hashes)
         if store.lookup(keys) == len(keys):
-            ticket = store.promote(source.namespace_index, keys)
+            ticket = store.promote(index_of(reader, source), keys)
             assert ticket.wait(60.0) and ticket.count == ticket.from_disk == len(keys)
             ticket.release()
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
@@ -64,13 +62,12 @@ KEYS = KeyBatch.from_bytes(b"".join(bytes([number]) * 32 for number in range(10)
 
 
 def wanted(present: int, blocks_per_page: int = 1) -> list[Wanted]:
-    source = SimpleNamespace(blocks_per_page=blocks_per_page, namespace_index=0)
-    return [Wanted(source, KEYS, present)]  # type: ignore[arg-type]
+    return [Wanted(0, blocks_per_page, KEYS, present)]
 
 
 def test_whole_pages_are_promoted_of_the_first_source_that_has_one() -> None:
     running, store, _ = promotions(5, PromotePolicy.TIMEOUT)
-    nothing = Wanted(wanted(0)[0].source, KEYS[6:])
+    nothing = Wanted(7, 1, KEYS[6:])
     assert running.start("r", [nothing, *wanted(0, blocks_per_page=2)]) is store.tickets[0]
     assert store.promoted == 4, "the fifth block is half a page"
     store.tickets[0].from_disk = 3
