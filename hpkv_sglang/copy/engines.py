@@ -40,3 +40,8 @@ def landing_layout(engine: Engine, layout: PoolLayout) -> PoolLayout:
     """
     staged: PoolLayout | None = getattr(engine, "staged_layout", None)
     return layout if staged is None else staged
+
+
+def is_broken(engine: Engine) -> bool:
+    """Whether the engine's device failed: then it drops every spill and fails every load."""
+    return bool(getattr(engine, "poisoned", False))

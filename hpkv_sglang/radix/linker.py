@@ -74,7 +74,9 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.promotions = (
             None
             if self.storage is None
-            else Promotions(self.storage.store, self.settings.promote_policy, self.economy)
+            else Promotions(
+                self.storage.store, self.pool, self.settings.promote_policy, self.economy
+            )
         )
         self._log_start()
 

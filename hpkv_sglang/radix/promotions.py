@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpkv_sglang._core import KeyBatch, PromoteTicket, Store
+from hpkv_sglang._core import KeyBatch, Pool, PromoteTicket, Store
 from hpkv_sglang.config import PromotePolicy
 from hpkv_sglang.radix.worth import LoadEconomy
 
@@ -41,6 +41,7 @@ class Wanted(NamedTuple):
 @dataclass(slots=True)
 class _Promotion:
     ticket: PromoteTicket
+    missing: KeyBatch  # were on disk only when it began
     blocks_per_page: int
     settled: bool = False
 
@@ -48,8 +49,11 @@ class _Promotion:
 class Promotions:
     """The promotions of one rank, by request id."""
 
-    def __init__(self, store: Store, policy: PromotePolicy, economy: LoadEconomy) -> None:
+    def __init__(
+        self, store: Store, pool: Pool, policy: PromotePolicy, economy: LoadEconomy
+    ) -> None:
         self._store = store
+        self._pool = pool
         self._policy = policy
         self._economy = economy
         self._running: dict[str, _Promotion] = {}
@@ -62,7 +66,8 @@ class Promotions:
             on_disk = self._store.lookup(keys[present:]) // per_page * per_page
             if on_disk:
                 ticket = self._store.promote(namespace, keys[: present + on_disk])
-                self._running[rid] = _Promotion(ticket, per_page)
+                missing = keys[present : present + on_disk]
+                self._running[rid] = _Promotion(ticket, missing, per_page)
                 return ticket
         return None
 
@@ -84,8 +89,9 @@ class Promotions:
             return
         promotion.ticket.cancel()
         promotion.settled = True
-        # Rounded up: a page part of whose blocks were in the host pool came from disk all the same.
-        self._from_disk[rid] = -(-promotion.ticket.from_disk // promotion.blocks_per_page)
+        # Whoever read them: ranks that hold the same bytes read them for each other.
+        came = self._pool.lookup(promotion.missing)
+        self._from_disk[rid] = came // promotion.blocks_per_page
 
     def take_from_disk(self, rid: str) -> int:
         """Pages that came from disk for this request, told once."""

@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
 )
 
 from hpkv_sglang._core import KeyBatch
+from hpkv_sglang.copy.engines import is_broken
 from hpkv_sglang.radix.linker import HpkvLinker
 from hpkv_sglang.radix.promotions import Wanted
 from hpkv_sglang.radix.runs import Run, find_run
@@ -109,7 +110,8 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         run = find_run(self.tiers.pool, self.tiers.sources, keys, hashes)
         if self.promotions is not None:
             self.promotions.release_settled(req.rid)  # the run holds what they brought
-        worth = self.tiers.economy.pages_worth_loading(run.verified_pages)
+        usable = 0 if is_broken(self.tiers.engine) else run.verified_pages
+        worth = self.tiers.economy.pages_worth_loading(usable)
         hit_pages = self._agree_min([worth])[0]
         self._promises[req.rid] = _Promise(hashes, keys, run, self._tick)
         if hit_pages == 0:

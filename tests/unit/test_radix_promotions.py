@@ -25,7 +25,6 @@ class DiskTicket:
     """What the promoter hands out."""
 
     def __init__(self) -> None:
-        self.from_disk = 0
         self.cancelled = self.released = False
 
     def cancel(self) -> None:
@@ -35,12 +34,22 @@ class DiskTicket:
         self.released = True
 
 
+class HostPool:
+    """Has the first `came` of the blocks that are asked for."""
+
+    came = 0
+
+    def lookup(self, keys: KeyBatch) -> int:
+        return min(self.came, len(keys))
+
+
 class DiskStore:
     """Has the first `reachable` of KEYS; remembers what it was asked to promote."""
 
     def __init__(self, reachable: int) -> None:
         self.reachable = reachable
         self.tickets: list[DiskTicket] = []
+        self.host = HostPool()
 
     def lookup(self, keys: KeyBatch) -> int:
         has = {bytes(KEYS[i : i + 1]) for i in range(self.reachable)}
@@ -55,7 +64,7 @@ class DiskStore:
 
 def promotions(reachable: int, policy: PromotePolicy) -> tuple[Promotions, DiskStore, LoadEconomy]:
     store, economy = DiskStore(reachable), LoadEconomy(PAGE, 1000)
-    return Promotions(store, policy, economy), store, economy  # type: ignore[arg-type]
+    return Promotions(store, store.host, policy, economy), store, economy  # type: ignore[arg-type]
 
 
 KEYS = KeyBatch.from_bytes(b"".join(bytes([number]) * 32 for number in range(10)))
@@ -70,9 +79,9 @@ def test_whole_pages_are_promoted_of_the_first_source_that_has_one() -> None:
     nothing = Wanted(7, 1, KEYS[6:])
     assert running.start("r", [nothing, *wanted(0, blocks_per_page=2)]) is store.tickets[0]
     assert store.promoted == 4, "the fifth block is half a page"
-    store.tickets[0].from_disk = 3
+    store.host.came = 3
     running.settle("r")
-    assert running.take_from_disk("r") == 2
+    assert running.take_from_disk("r") == 1, "the second page is half there"
     running, store, _ = promotions(1, PromotePolicy.TIMEOUT)
     assert running.start("r", wanted(0, blocks_per_page=2)) is None
 
@@ -103,7 +112,7 @@ def test_pins_of_a_promotion_go_only_after_the_wait_is_over() -> None:
     (ticket,) = store.tickets
     running.release_settled("r")
     assert not ticket.released
-    ticket.from_disk = 3
+    store.host.came = 3
     running.settle("r")
     assert ticket.cancelled and not ticket.released
     assert (running.take_from_disk("r"), running.take_from_disk("r")) == (3, 0)
