@@ -92,13 +92,19 @@ def test_a_layer_is_never_read_before_it_has_landed(
     server.kill()
 
 
+@pytest.mark.parametrize(("model", "ranks"), [("llama_checkpoint", 1), ("deepseek_checkpoint", 2)])
 def test_retraction_under_slow_spills_keeps_every_answer(
-    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+    server_factory: ServerFactory,
+    pool: Path,
+    model: str,
+    ranks: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Field report F25."""
     config = tiered(
-        llama_checkpoint,
+        request.getfixturevalue(model),
         pool,
+        tp_size=ranks,
         env=(
             *STRICT,
             ("SGLANG_TEST_RETRACT", "1"),

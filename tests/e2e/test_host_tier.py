@@ -36,7 +36,11 @@ def pool() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module", params=["llama", "deepseek"])
+@pytest.fixture(
+    scope="module",
+    params=[("llama", 1), ("llama", 2), ("deepseek", 1), ("deepseek", 2)],
+    ids=lambda of: f"{of[0]}, {of[1]} ranks",
+)
 def server(
     request: pytest.FixtureRequest,
     server_factory: ServerFactory,
@@ -44,8 +48,10 @@ def server(
     deepseek_checkpoint: Path,
     pool: Path,
 ) -> Server:
-    model = {"llama": llama_checkpoint, "deepseek": deepseek_checkpoint}[request.param]
-    return server_factory(tiered(model, pool, "--chunked-prefill-size", "256", env=STRICT))
+    name, ranks = request.param
+    model = {"llama": llama_checkpoint, "deepseek": deepseek_checkpoint}[name]
+    chunked = ("--chunked-prefill-size", "256", "--hpkv-cross-tp", "off")
+    return server_factory(tiered(model, pool, *chunked, env=STRICT, tp_size=ranks))
 
 
 def test_an_evicted_prefix_is_loaded_back_with_the_same_answer(server: Server) -> None:

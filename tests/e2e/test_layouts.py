@@ -109,7 +109,7 @@ def test_ranks_store_each_byte_once_and_servers_of_another_size_read_it(
     request: pytest.FixtureRequest,
 ) -> None:
     checkpoint = request.getfixturevalue(model)
-    disk = storage_flags(tmp_path / "store")
+    disk = (*storage_flags(tmp_path / "store"), "--hpkv-promote-policy", "wait_complete")
     pair_config = tiered(checkpoint, pool, *disk, tp_size=2)
     pair, single = server_factory.fresh(pair_config, tiered(checkpoint, pool, *disk))
     with attached(str(pool), read_only=True) as core:
