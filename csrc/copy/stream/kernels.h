@@ -1,0 +1,158 @@
+// Gather and scatter of pages: the body that runs as a CUDA kernel and as a host loop.
+//
+//   gather    device pages -> blocks        scatter    blocks -> device pages
+//
+// A unit is one region of one page. The threads of a unit share its words: the widest accesses, up
+// to 16 bytes, that every address of the unit is a multiple of; the bytes of a piece behind its
+// last whole word are copied one by one. Pages come as indices, or as the index of each page's
+// first token (`tokens_per_page` of them a page), in any memory that the executing side can read:
+// what is there is read when the job runs, not when it is enqueued.
+//
+// Invariant: a page outside [0, page_count) is not touched, because nobody may have seen the
+// indices on the host. Threads: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "copy/layout.h"
+
+#ifdef __CUDACC__
+#define HPKV_ON_DEVICE __host__ __device__ inline
+#else
+#define HPKV_ON_DEVICE inline
+#endif
+
+namespace hpkv::stream {
+
+// A Region as the kernel wants it: plain words, strides resolved.
+struct PageRegion {
+  std::uint64_t base;
+  std::uint64_t page_stride;
+  std::uint64_t piece_count;
+  std::uint64_t piece_stride;
+  std::uint64_t piece_bytes;
+  std::uint64_t block_offset;
+  std::uint64_t block_step;
+};
+
+// Pieces that lie end to end on both sides become one, so that their lengths need no alignment.
+[[nodiscard]] inline PageRegion page_region(const Region& region) noexcept {
+  const std::uint64_t step = region.block_step();
+  const bool dense = region.piece_count == 1 ||
+                     (region.piece_stride == region.piece_bytes && step == region.piece_bytes);
+  if (dense) {
+    return {region.base, region.page_stride, 1, 0, region.bytes(), region.block_offset, 0};
+  }
+  return {region.base,
+          region.page_stride,
+          region.piece_count,
+          region.piece_stride,
+          region.piece_bytes,
+          region.block_offset,
+          step};
+}
+
+struct PageJob {
+  const PageRegion* regions = nullptr;    // readable by the executing side, as are the next two
+  const std::int64_t* pages = nullptr;    // one per page of the job
+  const std::uint64_t* blocks = nullptr;  // address of each page's block
+  std::uint64_t region_count = 0;
+  std::uint64_t count = 0;            // pages of the job
+  std::uint64_t page_count = 0;       // of the device pool
+  std::uint64_t tokens_per_page = 1;  // divides what `pages` holds
+  bool to_block = false;              // gather
+};
+
+// One thread of the several that share a unit.
+struct Lane {
+  std::uint64_t index = 0;
+  std::uint64_t count = 1;
+};
+
+struct alignas(16) Word16 {
+  std::uint64_t halves[2];
+};
+
+template <typename Word>
+HPKV_ON_DEVICE void move_word(std::byte* target, const std::byte* source) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<Word*>(target) = *reinterpret_cast<const Word*>(source);
+#else
+  std::memcpy(target, source, sizeof(Word));
+#endif
+}
+
+// The two sides of a unit.
+struct Strip {
+  std::byte* target;
+  const std::byte* source;
+  std::uint64_t target_step;
+  std::uint64_t source_step;
+  std::uint64_t piece_count;
+  std::uint64_t piece_bytes;
+};
+
+template <typename Word>
+HPKV_ON_DEVICE void copy_strip(const Strip& strip, Lane lane) {
+  const std::uint64_t words = strip.piece_bytes / sizeof(Word);
+  const std::uint64_t total = strip.piece_count * words;
+  for (std::uint64_t i = lane.index; i < total; i += lane.count) {
+    const std::uint64_t piece = i / words;
+    const std::uint64_t at = (i - piece * words) * sizeof(Word);
+    move_word<Word>(strip.target + piece * strip.target_step + at,
+                    strip.source + piece * strip.source_step + at);
+  }
+  const std::uint64_t whole = words * sizeof(Word);
+  const std::uint64_t rest = strip.piece_bytes - whole;
+  if (rest == 0) return;
+  for (std::uint64_t i = lane.index; i < strip.piece_count * rest; i += lane.count) {
+    const std::uint64_t piece = i / rest;
+    const std::uint64_t at = whole + i - piece * rest;
+    strip.target[piece * strip.target_step + at] = strip.source[piece * strip.source_step + at];
+  }
+}
+
+// What one lane does of unit `unit` of a job; units are [0, count * region_count).
+HPKV_ON_DEVICE void copy_unit(const PageJob& job, std::uint64_t unit, Lane lane) {
+  const std::uint64_t entry = unit / job.region_count;
+  const PageRegion& region = job.regions[unit - entry * job.region_count];
+  const std::int64_t first = job.pages[entry];
+  // As unsigned, a negative index is a very large one.
+  const std::uint64_t page = static_cast<std::uint64_t>(first) / job.tokens_per_page;
+  if (first < 0 || page >= job.page_count) return;
+  std::byte* const on_device =
+      reinterpret_cast<std::byte*>(region.base + page * region.page_stride);
+  std::byte* const in_block = reinterpret_cast<std::byte*>(job.blocks[entry] + region.block_offset);
+  Strip strip{on_device,         in_block,           region.piece_stride,
+              region.block_step, region.piece_count, region.piece_bytes};
+  if (job.to_block) {
+    strip.target = in_block;
+    strip.source = on_device;
+    strip.target_step = region.block_step;
+    strip.source_step = region.piece_stride;
+  }
+  const std::uint64_t bits = reinterpret_cast<std::uint64_t>(on_device) |
+                             reinterpret_cast<std::uint64_t>(in_block) | region.piece_stride |
+                             region.block_step;
+  if (bits % 16 == 0) {
+    copy_strip<Word16>(strip, lane);
+  } else if (bits % 8 == 0) {
+    copy_strip<std::uint64_t>(strip, lane);
+  } else if (bits % 4 == 0) {
+    copy_strip<std::uint32_t>(strip, lane);
+  } else if (bits % 2 == 0) {
+    copy_strip<std::uint16_t>(strip, lane);
+  } else {
+    copy_strip<std::uint8_t>(strip, lane);
+  }
+}
+
+// The whole job on the calling thread.
+inline void run_on_host(const PageJob& job) {
+  for (std::uint64_t unit = 0; unit < job.count * job.region_count; ++unit)
+    copy_unit(job, unit, {});
+}
+
+}  // namespace hpkv::stream
