@@ -45,3 +45,20 @@ class PlainTorchPlatform(CpuDeviceMixin, SRTPlatform):
         handlers.AttentionBackendRegistry.register(
             ATTENTION_BACKEND, handlers._dispatch_mla_subtype
         )
+        self._allow_data_parallel_attention()
+
+    @staticmethod
+    def _allow_data_parallel_attention() -> None:
+        # A batch is padded to that of the other replicas and gathered from them. For that SGLang
+        # asks the backend how long a padded sequence is, pins memory, copies by a Triton kernel and
+        # gathers by an operator for devices, unless the platform is its own CPU engine.
+        from sglang.srt.distributed.parallel_state import GroupCoordinator
+        from sglang.srt.layers import dp_attention
+        from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+        from sglang.srt.model_executor import forward_batch_info
+
+        TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value = lambda _backend: 1
+        forward_batch_info._is_cpu = True
+        dp_attention.memcpy_func = dp_attention.memcpy_cpu
+        GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
+        GroupCoordinator.reduce_scatter_tensor = GroupCoordinator._reduce_scatter_tensor

@@ -149,3 +149,19 @@ def test_ranks_store_each_byte_once_and_servers_of_another_size_read_it(
     with attached(str(pool), read_only=True) as core:
         assert core.check() == []
     restarted.kill()
+
+
+def test_replicas_of_data_parallel_attention_read_each_others_blocks(
+    server_factory: ServerFactory, deepseek_checkpoint: Path, pool: Path
+) -> None:
+    """Two replicas that take requests in turn: what one computed, the other one loads."""
+    flags = ("--dp-size", "2", "--enable-dp-attention", "--load-balance-method", "round_robin")
+    (server,) = server_factory.fresh(tiered(deepseek_checkpoint, pool, *flags, tp_size=2))
+    (tokens,) = prompts(1, LENGTH, seed=72)
+    answers = [server.generate(ask(tokens)) for _ in range(4)]
+    tiers = [(a.cached_on("device"), a.cached_on("host")) for a in answers]
+    hit = cacheable(LENGTH)
+    assert tiers == [(0, 0), (0, hit), (hit, 0), (hit, 0)]
+    for answer in answers[1:]:
+        assert_same_answer(answer, answers[2])
+    server.kill()
