@@ -4,4 +4,12 @@ list(APPEND HPKV_COPY
   copy/source.cc
   copy/ticket.cc
   copy/cpu/copies.cc
-  copy/cpu/engine.cc)
+  copy/cpu/engine.cc
+  copy/stream/copy_stream.cc
+  copy/stream/core.cc
+  copy/stream/engine.cc
+  copy/stream/loads.cc
+  copy/stream/spills.cc
+  copy/stream/staging.cc
+  copy/stream/transfer.cc
+  copy/stream/verifies.cc)

@@ -1,0 +1,94 @@
+// What both directions of a stream engine share: the pool, the layout and its tables, staging,
+// health, counters.
+//
+// Threads: constant after construction, or safe by itself.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "copy/engine.h"
+#include "copy/stream/copy_stream.h"
+#include "copy/stream/device.h"
+#include "copy/stream/health.h"
+#include "copy/stream/queue.h"
+#include "copy/stream/staging.h"
+
+namespace hpkv::stream {
+
+enum class CopyPath : std::uint8_t { batch, kernel };
+
+struct StreamOptions {
+  EngineOptions queues;  // `threads`: of them, those that checksum and publish
+  // Pinned memory; by default as many slots as fit, at least 2 and at most 2048.
+  std::uint64_t staging_bytes = std::uint64_t{256} << 20;
+  std::size_t staging_slots = 0;  // overrides it
+  CopyPath spill_path = CopyPath::batch;
+  CopyPath load_path = CopyPath::kernel;
+};
+
+// Counters only ever rise and are read one by one: relaxed everywhere.
+struct Counters {
+  std::atomic<std::uint64_t> spill_stored{0}, spill_present{0}, dropped_full{0}, dropped_busy{0},
+      left_to_others{0}, dropped_off{0}, dropped_queue{0}, dropped_cancelled{0}, spilled_bytes{0},
+      load_tickets{0}, load_failed{0}, loaded_blocks{0}, loaded_bytes{0}, verified_blocks{0},
+      bad_blocks{0};
+};
+
+inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
+  counter.fetch_add(amount, std::memory_order_relaxed);
+}
+
+// The layout's regions where kernels read them, by layer.
+class RegionTable {
+ public:
+  RegionTable(std::shared_ptr<Device> device, const BlockLayout& layout);
+  ~RegionTable();
+  RegionTable(const RegionTable&) = delete;
+  RegionTable& operator=(const RegionTable&) = delete;
+
+  [[nodiscard]] const PageRegion* begin(std::uint32_t layer) const noexcept {
+    return static_cast<const PageRegion*>(memory_) + begin_[layer];
+  }
+  // Of the layers [layer, end).
+  [[nodiscard]] std::uint64_t count(std::uint32_t layer, std::uint32_t end) const noexcept {
+    return begin_[end] - begin_[layer];
+  }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  std::vector<std::uint64_t> begin_;
+  void* memory_ = nullptr;
+};
+
+struct Core {
+  // Throws Error when the namespace's blocks have another size than the layout's, or the device
+  // refuses.
+  Core(std::shared_ptr<Device> the_device, std::shared_ptr<Pool> the_pool,
+       std::uint32_t the_namespace, BlockLayout the_layout, const StreamOptions& the_options);
+
+  const std::shared_ptr<Device> device;
+  const std::shared_ptr<Pool> pool;
+  const std::uint32_t namespace_index;
+  const BlockLayout layout;
+  const StreamOptions options;
+  const std::shared_ptr<Health> health = std::make_shared<Health>();
+  Faults faults;
+  Counters counters;
+  Outstanding outstanding;
+  std::vector<std::uint64_t> layer_offsets;  // of each layer's bytes in a block, and their end
+  EventPool events;
+  SlotLane load_slots;
+  SlotLane spill_slots;
+  Staging staging;
+  RegionTable regions;
+  CopyStream to_device;
+  CopyStream to_host;
+
+  // Whether the bytes of a pinned block are what was stored, checking them if nobody did yet.
+  [[nodiscard]] bool trusted(const BlockRef& ref);
+};
+
+}  // namespace hpkv::stream

@@ -1,0 +1,71 @@
+// The copy engine over streams of a device: the interface of copy/engine.h, and what only streams
+// can do. Loads arrive behind events that the device waits for; the host waits for neither copies
+// nor the forward pass, except on the engine's own threads.
+//
+//   device pages  <-- streams -->  staging (pinned)  <-- engine threads -->  pool
+//
+// A device call that fails poisons the engine: spills drop, loads fail, error_count() rises and
+// first_error() says which call it was. The pool and its blocks stay sound, the server computes.
+//
+// Threads and lifetime: as copy/engine.h says; and the device outlives the engine by itself (it is
+// shared). After fork the child may only destroy the engine.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "copy/engine.h"
+#include "copy/stream/core.h"
+#include "copy/stream/stream_load.h"
+#include "copy/stream/transfer.h"
+
+namespace hpkv::stream {
+
+class StreamEngine final : public CopyEngine {
+ public:
+  // Throws Error{argument} for a namespace of another block size or a number of threads that is not
+  // in [1, 64], Error{system} when the device refuses.
+  StreamEngine(std::shared_ptr<Device> device, std::shared_ptr<Pool> pool,
+               std::uint32_t namespace_index, BlockLayout layout, const StreamOptions& options);
+  ~StreamEngine() override;
+  StreamEngine(const StreamEngine&) = delete;
+  StreamEngine& operator=(const StreamEngine&) = delete;
+
+  std::shared_ptr<SpillTicket> spill(std::vector<Key> keys, std::vector<std::int64_t> pages,
+                                     DeviceEvent after, Turn turn = {}) override;
+  std::shared_ptr<LoadTicket> load(Lease lease, std::vector<std::int64_t> pages, DeviceEvent after,
+                                   std::shared_ptr<const BlockSource> source = nullptr) override;
+  // As load(), with all of its answer.
+  std::shared_ptr<StreamLoad> load_on_streams(Lease lease, std::vector<std::int64_t> pages,
+                                              DeviceEvent after,
+                                              std::shared_ptr<const BlockSource> source = nullptr);
+  // Pages whose indices only the device has; the host never reads them, so one that is outside the
+  // layout is not refused but left out. Throws Error{argument} for another number of pages than
+  // blocks, a page size of 0, or an address that no int64 can have.
+  std::shared_ptr<StreamLoad> load_resident(Lease lease, DevicePages pages, DeviceEvent after);
+  std::shared_ptr<VerifyTicket> verify(Lease lease) override;
+
+  Faults& faults() noexcept override;
+  [[nodiscard]] EngineStats stats() const override;
+  [[nodiscard]] bool poisoned() const noexcept;
+  [[nodiscard]] std::uint64_t error_count() const noexcept;
+  [[nodiscard]] std::string first_error() const;
+  void quiesce() override;
+  void close() override;
+  // Violated invariants, in words; call it while nothing is copied.
+  [[nodiscard]] std::vector<std::string> check();
+
+ private:
+  struct Parts;
+
+  void check_pages(std::span<const std::int64_t> pages, std::size_t expected) const;
+  [[nodiscard]] Core& core() const noexcept;
+
+  const pid_t owner_;  // a forked child has no engine threads
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace hpkv::stream

@@ -1,0 +1,205 @@
+#include "copy/stream/loads.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hpkv::stream {
+
+Loads::Loads(Core& core) : core_(core) {
+  try {
+    threads_.emplace_back([this] { enqueue_all(); });
+    threads_.emplace_back([this] { land_all(); });
+  } catch (...) {
+    stop();
+    to_land_.close();
+    join();
+    throw;
+  }
+}
+
+Loads::~Loads() {
+  stop();
+  join();
+}
+
+// ---- callers ----
+
+std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, DeviceEvent after) {
+  add(core_.counters.load_tickets, 1);
+  const std::size_t count = request.count();
+  auto work = std::make_shared<Work>();
+  work->load =
+      std::make_shared<StreamLoad>(core_.device, core_.health, core_.layout.layer_count(), count);
+  if (count == 0) {
+    static_cast<void>(work->load->take_events());
+    return work->load;
+  }
+  if (request.lease.count() == 0 || core_.health->poisoned()) return refused(request);
+  work->after = core_.to_device.follow(after);
+  if (core_.faults.take_failure(CopyKind::load)) work->load->fail();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_ && !core_.health->poisoned() &&
+        open_.size() < core_.options.queues.load_tickets_max) {
+      work->request = std::move(request);
+      open_.insert(work->load);
+      core_.outstanding.add();
+      to_enqueue_.push(work);
+      return work->load;
+    }
+  }
+  core_.events.give(work->after);
+  return refused(request);
+}
+
+std::shared_ptr<StreamLoad> Loads::refused(LoadRequest& request) {
+  request.lease.release();
+  add(core_.counters.load_failed, 1);
+  auto load =
+      std::make_shared<StreamLoad>(core_.device, core_.health, core_.layout.layer_count(), 0);
+  load->fail();
+  return load;
+}
+
+void Loads::stop() {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  stopping_ = true;
+  for (const auto& load : open_) load->fail();
+  to_enqueue_.close();
+}
+
+void Loads::join() {
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+// ---- thread 1 ----
+
+void Loads::enqueue_all() {
+  static_cast<void>(core_.health->check(core_.device->enter_thread()));
+  while (std::optional<WorkRef> work = to_enqueue_.pop()) {
+    if (!enqueue(*work)) (*work)->load->fail();
+    core_.events.give((*work)->after);
+    to_land_.push({*work, Step::end, nullptr, {}});
+  }
+  to_land_.close();
+}
+
+bool Loads::trusted(const Work& work) {
+  const std::uint64_t bytes =
+      work.request.source ? work.request.source->block_bytes() : core_.layout.block_bytes();
+  for (const BlockRef& ref : work.request.lease.refs()) {
+    // A block of another size has another identity, whatever its key says.
+    if (work.load->ticket.failed() || ref.payload_bytes != bytes || !core_.trusted(ref)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Loads::enqueue(const WorkRef& work) {
+  delay(*work, 0);
+  if (work->load->ticket.failed() || !trusted(*work)) return false;
+  if (!core_.to_device.begin_after(std::exchange(work->after, nullptr))) return false;
+  const std::size_t count = work->request.count();
+  const std::size_t lane = core_.load_slots.count();
+  const std::size_t size = count <= lane ? count : std::max<std::size_t>(lane / 2, 1);
+  for (std::size_t first = 0; first < count; first += size) {
+    const std::size_t pages = std::min(size, count - first);
+    Batch batch{first, core_.load_slots.take(pages), first + pages == count};
+    if (batch.slots.empty()) return false;
+    const bool whole = enqueue_batch(work, batch);
+    to_land_.push({work, Step::slots, core_.to_device.mark(), std::move(batch.slots)});
+    if (!whole) return false;
+  }
+  return true;
+}
+
+void Loads::delay(Work& work, std::uint32_t layer) {
+  auto delay = core_.faults.delay(CopyKind::load, static_cast<int>(layer));
+  delay += core_.faults.delay(CopyKind::load, Faults::kEveryLayer);
+  if (delay.count() != 0) work.load->ticket.sleep(delay);
+}
+
+bool Loads::enqueue_batch(const WorkRef& work, const Batch& batch) {
+  const LoadRequest& request = work->request;
+  const PageSlots all{request.pages, request.resident, {}};
+  PageSlots own = all.sub(batch.first, batch.slots.size());
+  own.slots = batch.slots;
+  fill_tables(core_, own);
+  for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
+    if (layer != 0 && batch.first == 0) delay(*work, layer);
+    if (work->load->ticket.failed() || core_.health->poisoned()) return false;
+    if (!enqueue_layer(*work, batch, layer)) return false;
+    if (!batch.last) continue;
+    const EventHandle event = core_.to_device.mark();
+    if (event == nullptr) return false;
+    work->load->enqueued(layer, event);
+    to_land_.push({work, Step::layer, event, {}});
+  }
+  return true;
+}
+
+bool Loads::enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer) {
+  const LoadRequest& request = work.request;
+  const std::size_t per_page = request.blocks_per_page();
+  const auto blocks =
+      request.lease.refs().subspan(batch.first * per_page, batch.slots.size() * per_page);
+  fill_slots(core_, layer, batch.slots, blocks, request.source.get());
+  PageSlots own =
+      PageSlots{request.pages, request.resident, {}}.sub(batch.first, batch.slots.size());
+  own.slots = batch.slots;
+  const Status status = request.source ? enqueue_scatter(core_, layer, own, *request.source)
+                                       : enqueue_scatter(core_, layer, own);
+  add(core_.counters.loaded_bytes, batch.slots.size() * core_.layout.layer_bytes(layer));
+  return core_.health->check(status);
+}
+
+// ---- thread 2 ----
+
+void Loads::land_all() {
+  static_cast<void>(core_.health->check(core_.device->enter_thread()));
+  while (std::optional<Landing> landing = to_land_.pop()) land(*landing);
+}
+
+void Loads::land(Landing& landing) {
+  Work& work = *landing.work;
+  if (landing.step == Step::end) return finish(work);
+  static_cast<void>(core_.to_device.await(landing.event));
+  if (core_.health->poisoned()) work.load->fail();
+  if (landing.step == Step::layer) {
+    ++work.landed_layers;
+    static_cast<void>(work.load->ticket.finish_unit(work.landed_layers - 1));
+    return;
+  }
+  core_.events.give(landing.event);
+  core_.load_slots.give(landing.slots);
+}
+
+void Loads::finish(Work& work) {
+  LoadTicket& ticket = work.load->ticket;
+  if (core_.health->poisoned()) work.load->fail();
+  Lease& lease = work.request.lease;
+  if (ticket.failed()) {
+    add(core_.counters.load_failed, 1);
+  } else {
+    add(core_.counters.loaded_blocks, lease.count());
+    core_.pool->count_loaded(lease.refs());
+    core_.pool->touch(lease.keys());
+  }
+  lease.release();
+  // Layers that never got here: nobody writes them any more.
+  for (; work.landed_layers < ticket.layer_count(); ++work.landed_layers) {
+    static_cast<void>(ticket.finish_unit(work.landed_layers));
+  }
+  for (const EventHandle event : work.load->take_events()) core_.events.give(event);
+  {
+    const std::lock_guard lock(mutex_);
+    open_.erase(work.load);
+  }
+  ticket.finish();
+  core_.outstanding.finish();
+}
+
+}  // namespace hpkv::stream

@@ -1,0 +1,101 @@
+// Loads of a stream engine: the pool into slots, slots onto the device, layer by layer.
+//
+//   submit    caller     takes the event to wait for; queues
+//   enqueue   thread 1   checks the blocks; as each layer of all pages is in the slots, enqueues
+//   its
+//                        copies behind that event, and an event behind them
+//   land      thread 2   waits for the device; only then are slots free, and the ticket is done
+//
+// A load that has slots for all its pages goes as one batch; a larger one in batches of half the
+// lane, and its layers are ready with the last batch.
+//
+// No deadlock: the forward pass that waits for a load runs behind the event the load waits for, and
+// slots come free by device work that is enqueued already.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "copy/stream/core.h"
+#include "copy/stream/queue.h"
+#include "copy/stream/stream_load.h"
+#include "copy/stream/transfer.h"
+#include "shm/lease.h"
+
+namespace hpkv::stream {
+
+struct LoadRequest {
+  Lease lease;
+  std::vector<std::int64_t> pages;
+  DevicePages resident;  // instead of pages, when it has any
+  std::shared_ptr<const BlockSource> source;
+
+  [[nodiscard]] std::size_t count() const noexcept {
+    return resident.count != 0 ? resident.count : pages.size();
+  }
+  [[nodiscard]] std::size_t blocks_per_page() const noexcept {
+    return source ? source->blocks_per_page() : 1;
+  }
+};
+
+class Loads {
+ public:
+  explicit Loads(Core& core);
+  ~Loads();
+  Loads(const Loads&) = delete;
+  Loads& operator=(const Loads&) = delete;
+
+  // A request whose numbers agree, or that lost its lease: then it fails. Never waits.
+  std::shared_ptr<StreamLoad> submit(LoadRequest request, DeviceEvent after);
+  // Fails what is not over; later submissions fail.
+  void stop();
+  // Until both threads are gone; after stop().
+  void join();
+
+ private:
+  struct Work {
+    std::shared_ptr<StreamLoad> load;
+    LoadRequest request;
+    EventHandle after = nullptr;
+    std::uint32_t landed_layers = 0;  // thread 2
+  };
+  using WorkRef = std::shared_ptr<Work>;
+  enum class Step : std::uint8_t { layer, slots, end };
+  // What thread 2 waits for, and what is over then.
+  struct Landing {
+    WorkRef work;
+    Step step;
+    EventHandle event = nullptr;
+    std::vector<Slot> slots;
+  };
+  // The pages [first, first + slots.size()) of a request.
+  struct Batch {
+    std::size_t first;
+    std::vector<Slot> slots;
+    bool last;
+  };
+
+  [[nodiscard]] std::shared_ptr<StreamLoad> refused(LoadRequest& request);
+  void enqueue_all();
+  [[nodiscard]] bool enqueue(const WorkRef& work);
+  [[nodiscard]] bool trusted(const Work& work);
+  [[nodiscard]] bool enqueue_batch(const WorkRef& work, const Batch& batch);
+  [[nodiscard]] bool enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer);
+  void delay(Work& work, std::uint32_t layer);
+  void land_all();
+  void land(Landing& landing);
+  void finish(Work& work);
+
+  Core& core_;
+  std::mutex mutex_;
+  std::set<std::shared_ptr<StreamLoad>> open_;  // mutex_
+  bool stopping_ = false;                       // mutex_
+  WorkQueue<WorkRef> to_enqueue_;
+  WorkQueue<Landing> to_land_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace hpkv::stream

@@ -1,0 +1,262 @@
+#include "copy/stream/spills.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/crc32c.h"
+#include "copy/stream/transfer.h"
+
+namespace hpkv::stream {
+namespace {
+
+// Pages whose reads have one event: few enough that the first ones are stored while the last ones
+// are read.
+constexpr std::size_t kBatchPages = 16;
+
+}  // namespace
+
+Spills::Spills(Core& core) : core_(core) {
+  try {
+    threads_.emplace_back([this] { read_all(); });
+    threads_.emplace_back([this] { land_all(); });
+    for (std::uint32_t i = 0; i < core.options.queues.threads; ++i) {
+      threads_.emplace_back([this] { store_all(); });
+    }
+  } catch (...) {
+    stop();
+    to_land_.close();
+    to_store_.close();
+    join();
+    throw;
+  }
+}
+
+Spills::~Spills() {
+  stop();
+  join();
+}
+
+// ---- callers ----
+
+std::shared_ptr<SpillTicket> Spills::submit(SpillRequest request, DeviceEvent after) {
+  const std::uint64_t stamp = core_.pool->take_stamps(request.pages.size());
+  const auto work = std::make_shared<Work>(std::move(request), stamp);
+  const std::shared_ptr<SpillTicket> ticket = work->job.ticket;
+  const std::size_t count = work->job.pages.size();
+  if (count == 0) return ticket;
+  if (core_.faults.take_failure(CopyKind::spill)) ticket->cancel();
+  if (!core_.health->poisoned()) work->after = core_.to_host.follow(after);
+  std::atomic<std::uint64_t>* reason = &core_.counters.dropped_queue;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool broken = core_.health->poisoned();
+    if (broken) reason = &core_.counters.dropped_off;
+    if (!stopping_ && !broken && queued_pages_ + count <= core_.options.queues.spill_pages_max) {
+      queued_pages_ += count;
+      open_.insert(work);
+      core_.outstanding.add();
+      to_read_.push(work);
+      return ticket;
+    }
+  }
+  core_.events.give(work->after);
+  add(*reason, count);
+  ticket->settle(SpillOutcome::dropped, count);
+  return ticket;
+}
+
+void Spills::stop() {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  stopping_ = true;
+  for (const WorkRef& work : open_) work->job.ticket->cancel();
+  to_read_.close();
+}
+
+void Spills::join() {
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+std::size_t Spills::queued_pages() const {
+  const std::lock_guard lock(mutex_);
+  return queued_pages_;
+}
+
+// ---- thread 1 ----
+
+void Spills::read_all() {
+  static_cast<void>(core_.health->check(core_.device->enter_thread()));
+  while (std::optional<WorkRef> work = to_read_.pop()) read(*work);
+  to_land_.close();
+}
+
+void Spills::read(const WorkRef& work) {
+  cpu::SpillJob& job = work->job;
+  const bool ready = core_.to_host.begin_after(std::exchange(work->after, nullptr));
+  Batch batch;
+  for (std::size_t i = 0; i < job.pages.size(); ++i) {
+    const std::size_t index = job.order.take();
+    const auto delay = core_.faults.delay(CopyKind::spill, Faults::kEveryLayer);
+    if (delay.count() != 0) job.ticket->sleep(delay);
+    {
+      const std::lock_guard lock(mutex_);
+      --queued_pages_;
+    }
+    if (!ready || core_.health->poisoned()) {
+      drop(*work, core_.counters.dropped_off);
+      continue;
+    }
+    if (prepare(work, index, batch) && batch.pages.size() == kBatchPages) flush(batch);
+  }
+  flush(batch);
+}
+
+bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
+  SpillTicket& ticket = *work->job.ticket;
+  if (ticket.cancelled()) {
+    drop(*work, core_.counters.dropped_cancelled);
+    return false;
+  }
+  // Slots come free by what is enqueued, so that must not wait for us.
+  if (!core_.spill_slots.has_free()) flush(batch);
+  const std::vector<Slot> slots = core_.spill_slots.take(1);
+  if (slots.empty()) {
+    drop(*work, core_.counters.dropped_cancelled);
+    return false;
+  }
+  BlockRef block;
+  if (!reserve(work, index, block)) {
+    core_.spill_slots.give(slots);
+    return false;
+  }
+  if (!ticket.begin_read()) {
+    core_.pool->abandon(block);
+    core_.spill_slots.give(slots);
+    drop(*work, core_.counters.dropped_cancelled);
+    return false;
+  }
+  for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
+    // Served to its end, cancelled or not: it stands for a copy that is slow to read.
+    const auto delay = core_.faults.delay(CopyKind::spill, static_cast<int>(layer));
+    if (delay.count() != 0) std::this_thread::sleep_for(delay);
+  }
+  batch.pages.push_back({work, index, block, slots[0]});
+  return true;
+}
+
+bool Spills::reserve(const WorkRef& work, std::size_t index, BlockRef& block) {
+  switch (core_.pool->reserve(core_.namespace_index, work->job.keys[index], block)) {
+    case ReserveStatus::ok:
+      return true;
+    case ReserveStatus::present:
+      add(core_.counters.spill_present, 1);
+      settle(*work, SpillOutcome::present);
+      break;
+    case ReserveStatus::full:
+      drop(*work, core_.counters.dropped_full);
+      break;
+    case ReserveStatus::busy:
+      settle_busy(*work, index);
+      break;
+    case ReserveStatus::off:
+      drop(*work, core_.counters.dropped_off);
+      break;
+  }
+  return false;
+}
+
+void Spills::settle_busy(Work& work, std::size_t index) {
+  if (!work.job.shared) {
+    drop(work, core_.counters.dropped_busy);
+  } else if (core_.pool->lookup({&work.job.keys[index], 1}) == 1) {
+    // Its writer has published it since.
+    add(core_.counters.spill_present, 1);
+    settle(work, SpillOutcome::present);
+  } else {
+    drop(work, core_.counters.left_to_others);
+  }
+}
+
+void Spills::flush(Batch& batch) {
+  if (batch.pages.empty()) return;
+  std::vector<std::int64_t> pages;
+  std::vector<Slot> slots;
+  for (const Page& page : batch.pages) {
+    pages.push_back(page.work->job.pages[page.index]);
+    slots.push_back(page.slot);
+  }
+  const PageSlots all{pages, {}, slots};
+  fill_tables(core_, all);
+  batch.enqueued = core_.health->check(enqueue_gather(core_, all));
+  batch.event = core_.to_host.mark();
+  to_land_.push(std::exchange(batch, Batch{}));
+}
+
+// ---- thread 2 ----
+
+void Spills::land_all() {
+  static_cast<void>(core_.health->check(core_.device->enter_thread()));
+  while (std::optional<Batch> batch = to_land_.pop()) {
+    const bool passed = core_.to_host.await(batch->event);
+    core_.events.give(batch->event);
+    const bool whole = passed && batch->enqueued && !core_.health->poisoned();
+    for (Page& page : batch->pages) {
+      page.whole = page.work->job.ticket->end_read() && whole;
+      to_store_.push(std::move(page));
+    }
+  }
+  to_store_.close();
+}
+
+// ---- threads 3 and on ----
+
+void Spills::store_all() {
+  while (std::optional<Page> page = to_store_.pop()) store(*page);
+}
+
+void Spills::store(Page& page) {
+  Work& work = *page.work;
+  if (!page.whole) {
+    core_.pool->abandon(page.block);
+    core_.spill_slots.give({&page.slot, 1});
+    drop(work,
+         core_.health->poisoned() ? core_.counters.dropped_off : core_.counters.dropped_cancelled);
+    return;
+  }
+  const std::uint64_t bytes = core_.layout.block_bytes();
+  const std::uint32_t checksum =
+      copy_nt_crc32c(core_.pool->payload(page.block), core_.staging.page(page.slot), bytes);
+  core_.spill_slots.give({&page.slot, 1});
+  core_.pool->publish(page.block, checksum, work.job.stamp(page.index));
+  add(core_.counters.spill_stored, 1);
+  add(core_.counters.spilled_bytes, bytes);
+  settle(work, SpillOutcome::stored);
+}
+
+// ---- outcomes ----
+
+void Spills::drop(Work& work, std::atomic<std::uint64_t>& reason, std::size_t pages) {
+  add(reason, pages);
+  settle(work, SpillOutcome::dropped, pages);
+}
+
+void Spills::settle(Work& work, SpillOutcome outcome, std::size_t pages) {
+  cpu::SpillJob& job = work.job;
+  if (outcome == SpillOutcome::present) job.any_present.store(true, std::memory_order_relaxed);
+  // The run is stamped again as a whole where its pages may carry others' stamps, as in the CPU
+  // engine.
+  const bool last = job.unfinished.fetch_sub(pages, std::memory_order_acq_rel) == pages;
+  if (last && (job.shared || job.any_present.load(std::memory_order_relaxed))) {
+    core_.pool->touch(job.keys);
+  }
+  job.ticket->settle(outcome, pages);
+  if (!job.ticket->done() || work.over.exchange(true)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(open_, [&work](const WorkRef& one) { return one.get() == &work; });
+  }
+  core_.outstanding.finish();
+}
+
+}  // namespace hpkv::stream

@@ -1,0 +1,70 @@
+#include "copy/stream/staging.h"
+
+#include "base/error.h"
+
+namespace hpkv::stream {
+namespace {
+
+// Starts of pages and tables: a cache line of the device.
+constexpr std::uint64_t kAlign = 256;
+constexpr std::uint64_t kTableBytes = kTableRows * (sizeof(std::int64_t) + sizeof(std::uint64_t));
+
+std::uint64_t rounded(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+// ---- SlotLane ----
+
+SlotLane::SlotLane(Slot first, std::size_t count) : count_(count) {
+  for (std::size_t i = count; i-- > 0;) free_.push_back(first + static_cast<Slot>(i));
+}
+
+std::vector<Slot> SlotLane::take(std::size_t wanted) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return closed_ || free_.size() >= wanted; });
+  if (closed_) return {};
+  const auto first = free_.end() - static_cast<std::ptrdiff_t>(wanted);
+  std::vector<Slot> slots(first, free_.end());
+  free_.erase(first, free_.end());
+  return slots;
+}
+
+bool SlotLane::has_free() {
+  const std::lock_guard lock(mutex_);
+  return !free_.empty();
+}
+
+void SlotLane::give(std::span<const Slot> slots) {
+  const std::lock_guard lock(mutex_);
+  free_.insert(free_.end(), slots.begin(), slots.end());
+  changed_.notify_all();
+}
+
+void SlotLane::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+bool SlotLane::whole() {
+  const std::lock_guard lock(mutex_);
+  return free_.size() == count_;
+}
+
+// ---- Staging ----
+
+std::uint64_t Staging::slot_bytes(std::uint64_t page_bytes) noexcept {
+  return rounded(page_bytes) + kTableBytes;
+}
+
+Staging::Staging(std::shared_ptr<Device> device, std::uint64_t page_bytes, std::size_t slot_count)
+    : device_(std::move(device)),
+      table_offset_(rounded(page_bytes)),
+      stride_(slot_bytes(page_bytes)) {
+  const Status status = device_->allocate_pinned(slot_count * stride_, memory_);
+  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
+}
+
+Staging::~Staging() { device_->free_pinned(memory_); }
+
+}  // namespace hpkv::stream

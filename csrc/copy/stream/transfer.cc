@@ -1,0 +1,166 @@
+#include "copy/stream/transfer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/crc32c.h"
+
+namespace hpkv::stream {
+namespace {
+
+std::byte* at_address(std::uint64_t address) { return reinterpret_cast<std::byte*>(address); }
+
+// Calls visit(device address, offset in the slot, bytes) for the pieces of the layers [layer, end).
+template <typename Visit>
+void walk_layout(const Core& core, std::uint32_t layer, std::uint32_t end, std::uint64_t page,
+                 Visit&& visit) {
+  for (; layer < end; ++layer) {
+    for (const Region& one : core.layout.regions(layer)) {
+      const PageRegion region = page_region(one);
+      for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
+        visit(at_address(region.base + page * region.page_stride + piece * region.piece_stride),
+              region.block_offset + piece * region.block_step, region.piece_bytes);
+      }
+    }
+  }
+}
+
+// One piece of a layer that a source puts together: in a slot they lie end to end, in this order.
+struct SourcePiece {
+  const Region& region;
+  std::size_t part;
+  std::uint64_t piece;
+  std::uint64_t slot_offset;
+};
+
+template <typename Visit>
+void walk_source(const Core& core, const BlockSource& source, std::uint32_t layer, Visit&& visit) {
+  std::uint64_t offset = core.layer_offsets[layer];
+  for (std::size_t part = 0; part < source.blocks_per_page(); ++part) {
+    for (const Region& region : source.regions(layer, part)) {
+      for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
+        visit(SourcePiece{region, part, piece, offset});
+        offset += region.piece_bytes;
+      }
+    }
+  }
+}
+
+// Calls run(job) for each chunk of at most kTableRows pages.
+template <typename Run>
+Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, const PageSlots& batch,
+                  Run&& run) {
+  for (std::size_t first = 0; first < batch.slots.size(); first += kTableRows) {
+    const Slot head = batch.slots[first];
+    const bool resident = batch.resident.count != 0;
+    const PageJob job{
+        .regions = core.regions.begin(layer),
+        .pages = resident ? batch.resident.first_slots + first : core.staging.table_pages(head),
+        .blocks = core.staging.table_blocks(head),
+        .region_count = core.regions.count(layer, end),
+        .count = std::min(kTableRows, batch.slots.size() - first),
+        .page_count = core.layout.page_count(),
+        .tokens_per_page = resident ? batch.resident.page_size : 1};
+    if (job.region_count == 0) continue;
+    if (Status status = run(job); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+PageSlots PageSlots::sub(std::size_t first, std::size_t count) const {
+  PageSlots part = *this;
+  if (resident.count != 0) {
+    part.resident.first_slots += first;
+    part.resident.count = count;
+  } else {
+    part.pages = pages.subspan(first, count);
+  }
+  return part;
+}
+
+void fill_tables(const Core& core, const PageSlots& batch) {
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    const Slot head = batch.slots[i / kTableRows * kTableRows];
+    const std::size_t row = i % kTableRows;
+    core.staging.table_blocks(head)[row] =
+        reinterpret_cast<std::uint64_t>(core.staging.page(batch.slots[i]));
+    if (batch.resident.count == 0) core.staging.table_pages(head)[row] = batch.pages[i];
+  }
+}
+
+Status enqueue_gather(const Core& core, const PageSlots& batch) {
+  const std::uint32_t layers = core.layout.layer_count();
+  if (core.options.spill_path == CopyPath::kernel) {
+    return each_chunk(core, 0, layers, batch, [&core](PageJob job) {
+      job.to_block = true;
+      return core.device->run(core.to_host.handle(), job);
+    });
+  }
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    std::byte* const slot = core.staging.page(batch.slots[i]);
+    walk_layout(core, 0, layers, static_cast<std::uint64_t>(batch.pages[i]),
+                [&](const std::byte* device, std::uint64_t offset, std::uint64_t bytes) {
+                  spans.push_back({slot + offset, device, bytes});
+                });
+  }
+  return core.device->copy(core.to_host.handle(), Direction::to_host, spans);
+}
+
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch) {
+  if (core.options.load_path == CopyPath::kernel || batch.resident.count != 0) {
+    return each_chunk(core, layer, layer + 1, batch, [&core](const PageJob& job) {
+      return core.device->run(core.to_device.handle(), job);
+    });
+  }
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    const std::byte* const slot = core.staging.page(batch.slots[i]);
+    walk_layout(core, layer, layer + 1, static_cast<std::uint64_t>(batch.pages[i]),
+                [&](std::byte* device, std::uint64_t offset, std::uint64_t bytes) {
+                  spans.push_back({device, slot + offset, bytes});
+                });
+  }
+  if (spans.empty()) return {};
+  return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
+}
+
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch,
+                       const BlockSource& source) {
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    const std::byte* const slot = core.staging.page(batch.slots[i]);
+    const auto page = static_cast<std::uint64_t>(batch.pages[i]);
+    walk_source(core, source, layer, [&](const SourcePiece& one) {
+      spans.push_back(
+          {one.region.piece(page, one.piece), slot + one.slot_offset, one.region.piece_bytes});
+    });
+  }
+  if (spans.empty()) return {};
+  return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
+}
+
+void fill_slots(const Core& core, std::uint32_t layer, std::span<const Slot> slots,
+                std::span<const BlockRef> blocks, const BlockSource* source) {
+  const std::uint64_t begin = core.layer_offsets[layer];
+  const std::uint64_t bytes = core.layer_offsets[layer + 1] - begin;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    std::byte* const slot = core.staging.page(slots[i]);
+    if (source == nullptr) {
+      copy_nt_unfenced(slot + begin, core.pool->payload(blocks[i]) + begin, bytes);
+      continue;
+    }
+    const auto own = blocks.subspan(i * source->blocks_per_page(), source->blocks_per_page());
+    walk_source(core, *source, layer, [&](const SourcePiece& one) {
+      const std::byte* const payload = core.pool->payload(own[one.part]);
+      std::memcpy(slot + one.slot_offset, payload + one.region.block_piece(one.piece),
+                  one.region.piece_bytes);
+    });
+  }
+  // The device reads what the call that starts it finds in memory.
+  nt_fence();
+}
+
+}  // namespace hpkv::stream

@@ -1,0 +1,49 @@
+// Enqueues what copies pages between slots and the device, by the kernel or by batches of spans,
+// and fills slots from blocks. Threads: one per direction; none of it waits for the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "copy/source.h"
+#include "copy/stream/core.h"
+
+namespace hpkv::stream {
+
+// Indices that only the device has: of each page's first token, in device memory. They stay valid
+// until the load's ticket is done, and are read behind the event that the load waits for.
+struct DevicePages {
+  const std::int64_t* first_slots = nullptr;
+  std::size_t count = 0;
+  std::uint64_t page_size = 1;  // tokens
+};
+
+// Pages and the slots that stand for them, one each. Of the page lists one is used: `resident` when
+// it has pages. The spans are the caller's and outlive the enqueued work's call, not the work.
+struct PageSlots {
+  std::span<const std::int64_t> pages;
+  DevicePages resident;
+  std::span<const Slot> slots;
+
+  [[nodiscard]] PageSlots sub(std::size_t first, std::size_t count) const;
+};
+
+// Writes the tables of all chunks, for the calls below on the kernel path. Before the first one;
+// the tables are read by the device until the slots are given back.
+void fill_tables(const Core& core, const PageSlots& batch);
+
+// Device pages to slots, all layers.
+Status enqueue_gather(const Core& core, const PageSlots& batch);
+// One layer of slots to device pages.
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch);
+// The same for slots that were filled through a source; by spans.
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch,
+                       const BlockSource& source);
+
+// A layer of each page's blocks into its slot. `blocks` are those of the batch: one per page, or as
+// many as the source says.
+void fill_slots(const Core& core, std::uint32_t layer, std::span<const Slot> slots,
+                std::span<const BlockRef> blocks, const BlockSource* source);
+
+}  // namespace hpkv::stream

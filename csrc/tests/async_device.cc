@@ -1,0 +1,310 @@
+#include "tests/async_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace hpkv::test {
+
+using stream::Direction;
+using stream::EventHandle;
+using stream::PageJob;
+using stream::PageRegion;
+using stream::Span;
+using stream::Status;
+using stream::StreamHandle;
+
+namespace {
+
+void poison(std::byte* at, std::uint64_t bytes) {
+  std::memset(at, static_cast<int>(AsyncDevice::kPoison), bytes);
+}
+
+// Everything that the job will write.
+void poison_targets(const PageJob& job) {
+  for (std::uint64_t unit = 0; unit < job.count * job.region_count; ++unit) {
+    const std::uint64_t entry = unit / job.region_count;
+    const PageRegion& region = job.regions[unit % job.region_count];
+    const std::int64_t first = job.pages[entry];
+    const std::uint64_t page = static_cast<std::uint64_t>(first) / job.tokens_per_page;
+    if (first < 0 || page >= job.page_count) continue;
+    for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
+      const std::uint64_t at =
+          job.to_block ? job.blocks[entry] + region.block_offset + piece * region.block_step
+                       : region.base + page * region.page_stride + piece * region.piece_stride;
+      poison(reinterpret_cast<std::byte*>(at), region.piece_bytes);
+    }
+  }
+}
+
+}  // namespace
+
+AsyncDevice::~AsyncDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    lost_ = true;
+    for (const auto& queue : owned_) queue->stopping = true;
+    changed_.notify_all();
+  }
+  for (const auto& queue : owned_) {
+    if (queue->thread.joinable()) queue->thread.join();
+  }
+}
+
+// ---- for tests ----
+
+void AsyncDevice::launch(StreamHandle stream, std::function<void()> work) {
+  enqueue(stream, std::move(work));
+}
+
+void AsyncDevice::hold(StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Queue*>(stream)->held = true;
+}
+
+void AsyncDevice::release(StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Queue*>(stream)->held = false;
+  changed_.notify_all();
+}
+
+void AsyncDevice::fail_call(std::uint64_t nth, bool lost) {
+  const std::lock_guard lock(mutex_);
+  fail_at_ = nth == 0 ? 0 : calls_ + nth;
+  lose_ = lost;
+  has_failed_.store(false);
+}
+
+StreamHandle AsyncDevice::made_stream(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  return streams_.at(index);
+}
+
+bool AsyncDevice::has_waited(std::thread::id thread) {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::find(waited_, thread) != waited_.end();
+}
+
+// ---- the machinery ----
+
+Status AsyncDevice::call(const char* name, int line) {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
+  if (lost_) return Status::failed("async_device.cc", line, std::string(name) + ": device lost");
+  if (fail_at_ == 0 || calls_ != fail_at_) return {};
+  has_failed_.store(true);
+  if (lose_) {
+    lost_ = true;
+    changed_.notify_all();
+  }
+  return Status::failed("async_device.cc", line, std::string(name) + ": injected");
+}
+
+void AsyncDevice::dawdle(Queue& queue, std::unique_lock<std::mutex>& lock) {
+  const std::uint32_t longest = delay_us_.load();
+  if (longest == 0) return;
+  const std::chrono::microseconds pause(queue.random() % longest);
+  lock.unlock();
+  std::this_thread::sleep_for(pause);
+  lock.lock();
+}
+
+void AsyncDevice::serve(Queue& queue) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock,
+                  [&] { return queue.stopping || lost_ || (!queue.work.empty() && !queue.held); });
+    // What is queued on a lost device never runs.
+    if (lost_) queue.work.clear();
+    if (queue.work.empty()) {
+      changed_.notify_all();
+      if (queue.stopping) return;
+      if (lost_) changed_.wait(lock, [&] { return queue.stopping || !queue.work.empty(); });
+      continue;
+    }
+    const std::function<void()> work = std::move(queue.work.front());
+    queue.work.pop_front();
+    queue.running = true;
+    dawdle(queue, lock);
+    lock.unlock();
+    work();
+    lock.lock();
+    queue.running = false;
+    changed_.notify_all();
+  }
+}
+
+void AsyncDevice::enqueue(StreamHandle stream, std::function<void()> work) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Queue*>(stream)->work.push_back(std::move(work));
+  changed_.notify_all();
+}
+
+void AsyncDevice::await(std::unique_lock<std::mutex>& lock, std::shared_ptr<const Mark> mark) {
+  changed_.wait(lock, [&] { return mark == nullptr || mark->passed || lost_; });
+}
+
+void AsyncDevice::note_wait() {
+  const std::lock_guard lock(mutex_);
+  waited_.push_back(std::this_thread::get_id());
+}
+
+// ---- stream::Device ----
+
+Status AsyncDevice::enter_thread() { return call("enter_thread", __LINE__); }
+
+Status AsyncDevice::make_stream(bool /*urgent*/, StreamHandle& out) {
+  if (Status status = call("make_stream", __LINE__); !status.ok()) return status;
+  auto queue = std::make_unique<Queue>();
+  Queue* const made = queue.get();
+  const std::lock_guard lock(mutex_);
+  made->random.seed(random_());
+  made->thread = std::thread([this, made] { serve(*made); });
+  streams_.push_back(made);
+  owned_.push_back(std::move(queue));
+  out = made;
+  return {};
+}
+
+// As in CUDA: what is enqueued runs to its end, and the handle is gone.
+void AsyncDevice::destroy_stream(StreamHandle stream) noexcept {
+  if (stream == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  static_cast<Queue*>(stream)->stopping = true;
+  changed_.notify_all();
+}
+
+Status AsyncDevice::make_event(EventHandle& out) {
+  if (Status status = call("make_event", __LINE__); !status.ok()) return status;
+  auto event = std::make_unique<Event>();
+  out = event.get();
+  const std::lock_guard lock(mutex_);
+  events_.push_back(std::move(event));
+  ++live_events_;
+  return {};
+}
+
+void AsyncDevice::destroy_event(EventHandle event) noexcept {
+  if (event == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(events_, [event](const auto& one) { return one.get() == event; });
+  --live_events_;
+}
+
+Status AsyncDevice::record(StreamHandle stream, EventHandle event) {
+  if (Status status = call("record", __LINE__); !status.ok()) return status;
+  const auto mark = std::make_shared<Mark>();
+  {
+    const std::lock_guard lock(mutex_);
+    static_cast<Event*>(event)->last = mark;
+  }
+  enqueue(stream, [this, mark] {
+    const std::lock_guard lock(mutex_);
+    mark->passed = true;
+    changed_.notify_all();
+  });
+  return {};
+}
+
+Status AsyncDevice::wait(StreamHandle stream, EventHandle event) {
+  if (Status status = call("wait", __LINE__); !status.ok()) return status;
+  std::shared_ptr<const Mark> mark;
+  {
+    const std::lock_guard lock(mutex_);
+    mark = static_cast<Event*>(event)->last;
+  }
+  enqueue(stream, [this, mark] {
+    std::unique_lock lock(mutex_);
+    await(lock, mark);
+  });
+  return {};
+}
+
+Status AsyncDevice::query(EventHandle event, bool& passed) {
+  if (Status status = call("query", __LINE__); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  const auto mark = static_cast<Event*>(event)->last;
+  passed = mark == nullptr || mark->passed;
+  return {};
+}
+
+Status AsyncDevice::synchronize(EventHandle event) {
+  if (Status status = call("synchronize", __LINE__); !status.ok()) return status;
+  note_wait();
+  std::unique_lock lock(mutex_);
+  await(lock, static_cast<Event*>(event)->last);
+  return lost_ ? Status::failed("async_device.cc", __LINE__, "synchronize: device lost") : Status{};
+}
+
+Status AsyncDevice::synchronize_stream(StreamHandle stream) {
+  if (Status status = call("synchronize_stream", __LINE__); !status.ok()) {
+    // Even a lost device has ended its work in progress by the time it says so.
+    std::unique_lock lock(mutex_);
+    const Queue& queue = *static_cast<Queue*>(stream);
+    if (lost_) changed_.wait(lock, [&] { return !queue.running; });
+    return status;
+  }
+  note_wait();
+  std::unique_lock lock(mutex_);
+  const Queue& queue = *static_cast<Queue*>(stream);
+  changed_.wait(lock, [&] { return queue.work.empty() && !queue.running; });
+  return lost_ ? Status::failed("async_device.cc", __LINE__, "synchronize_stream: device lost")
+               : Status{};
+}
+
+Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<const Span> spans) {
+  if (Status status = call("copy", __LINE__); !status.ok()) return status;
+  const std::vector<Span> mine(spans.begin(), spans.end());
+  if (direction == Direction::to_host) {
+    for (const Span& span : mine) poison(span.target, span.bytes);
+  }
+  enqueue(stream, [this, mine, direction] {
+    if (direction == Direction::to_device) {
+      for (const Span& span : mine) poison(span.target, span.bytes);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
+    for (const Span& span : mine) std::memcpy(span.target, span.source, span.bytes);
+  });
+  return {};
+}
+
+Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
+  if (Status status = call("run", __LINE__); !status.ok()) return status;
+  if (job.to_block) poison_targets(job);
+  enqueue(stream, [this, job] {
+    if (!job.to_block) poison_targets(job);
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
+    stream::run_on_host(job);
+  });
+  return {};
+}
+
+Status AsyncDevice::allocate_pinned(std::uint64_t bytes, std::byte*& out) {
+  if (Status status = call("allocate_pinned", __LINE__); !status.ok()) return status;
+  out = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{4096}));
+  poison(out, bytes);
+  ++live_allocations_;
+  return {};
+}
+
+void AsyncDevice::free_pinned(std::byte* memory) noexcept {
+  if (memory == nullptr) return;
+  ::operator delete(memory, std::align_val_t{4096});
+  --live_allocations_;
+}
+
+Status AsyncDevice::upload(std::span<const std::byte> bytes, void*& out) {
+  if (Status status = call("upload", __LINE__); !status.ok()) return status;
+  out = ::operator new(bytes.size(), std::align_val_t{4096});
+  std::memcpy(out, bytes.data(), bytes.size());
+  ++live_allocations_;
+  return {};
+}
+
+void AsyncDevice::free_uploaded(void* memory) noexcept {
+  if (memory == nullptr) return;
+  ::operator delete(memory, std::align_val_t{4096});
+  --live_allocations_;
+}
+
+}  // namespace hpkv::test

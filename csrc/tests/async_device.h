@@ -1,0 +1,122 @@
+// A device made of host threads that is as asynchronous as a real one: for tests of the stream
+// engine.
+//
+// Every stream is a thread with a queue. Before each piece of work it dawdles for a random time, so
+// streams drift apart; only events hold them together. What a copy will overwrite is poisoned: a
+// block in host memory at the call, because it belongs to the copy from then on; pages of the
+// device when the copy starts, because until then somebody else may use them. So a wait that is
+// missing, or a slot or source that is used again too early, shows as wrong bytes.
+//
+// Streams may be held (nothing more starts) and released, so that orders can be forced. Any call
+// can be made to fail, by its number: once, or with the device lost from then on (what is queued
+// never runs, every later call fails), as a CUDA context is after a fault.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "copy/stream/device.h"
+
+namespace hpkv::test {
+
+class AsyncDevice final : public stream::Device {
+ public:
+  static constexpr std::byte kPoison{0xDD};
+
+  // Dawdles up to `delay_us` before each piece of work.
+  explicit AsyncDevice(std::uint64_t seed = 1, std::uint32_t delay_us = 50)
+      : delay_us_(delay_us), random_(seed) {}
+  ~AsyncDevice() override;
+  AsyncDevice(const AsyncDevice&) = delete;
+  AsyncDevice& operator=(const AsyncDevice&) = delete;
+
+  // ---- for tests ----
+  void set_delay_us(std::uint32_t delay_us) { delay_us_.store(delay_us); }
+  // Work of anybody's on a stream, as a forward pass is.
+  void launch(stream::StreamHandle stream, std::function<void()> work);
+  // Nothing of this stream starts until release().
+  void hold(stream::StreamHandle stream);
+  void release(stream::StreamHandle stream);
+  // The nth call from now on that returns a status fails (0: none); all later ones too when `lost`.
+  void fail_call(std::uint64_t nth, bool lost = false);
+  [[nodiscard]] bool has_failed() const { return has_failed_.load(); }
+  // Streams in the order in which they were made.
+  [[nodiscard]] stream::StreamHandle made_stream(std::size_t index);
+  // Events and allocations that were made and not given back.
+  [[nodiscard]] std::size_t live_events() const { return live_events_.load(); }
+  [[nodiscard]] std::size_t live_allocations() const { return live_allocations_.load(); }
+  // Waits on the host for the device, by synchronize and synchronize_stream, by `thread`.
+  [[nodiscard]] bool has_waited(std::thread::id thread);
+
+  // ---- stream::Device ----
+  stream::Status enter_thread() override;
+  stream::Status make_stream(bool urgent, stream::StreamHandle& out) override;
+  void destroy_stream(stream::StreamHandle stream) noexcept override;
+  stream::Status make_event(stream::EventHandle& out) override;
+  void destroy_event(stream::EventHandle event) noexcept override;
+  stream::Status record(stream::StreamHandle stream, stream::EventHandle event) override;
+  stream::Status wait(stream::StreamHandle stream, stream::EventHandle event) override;
+  stream::Status query(stream::EventHandle event, bool& passed) override;
+  stream::Status synchronize(stream::EventHandle event) override;
+  stream::Status synchronize_stream(stream::StreamHandle stream) override;
+  stream::Status copy(stream::StreamHandle stream, stream::Direction direction,
+                      std::span<const stream::Span> spans) override;
+  stream::Status run(stream::StreamHandle stream, const stream::PageJob& job) override;
+  stream::Status allocate_pinned(std::uint64_t bytes, std::byte*& out) override;
+  void free_pinned(std::byte* memory) noexcept override;
+  stream::Status upload(std::span<const std::byte> bytes, void*& out) override;
+  void free_uploaded(void* memory) noexcept override;
+
+ private:
+  // One record of an event: whether the device has passed it. Shared with whoever waits for it,
+  // because the event may be recorded again, or go, meanwhile.
+  struct Mark {
+    bool passed = false;  // mutex_
+  };
+  struct Event {
+    std::shared_ptr<const Mark> last;  // mutex_; null: never recorded
+  };
+  struct Queue {
+    std::deque<std::function<void()>> work;  // all mutex_
+    bool running = false;
+    bool held = false;
+    bool stopping = false;
+    std::mt19937_64 random;
+    std::thread thread;
+  };
+
+  [[nodiscard]] stream::Status call(const char* name, int line);
+  void serve(Queue& queue);
+  void enqueue(stream::StreamHandle stream, std::function<void()> work);
+  void dawdle(Queue& queue, std::unique_lock<std::mutex>& lock);
+  // Until the device has passed this record, or is lost. Null is passed.
+  void await(std::unique_lock<std::mutex>& lock, std::shared_ptr<const Mark> mark);
+  void note_wait();
+
+  std::atomic<std::uint32_t> delay_us_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::mt19937_64 random_;                      // mutex_
+  std::vector<Queue*> streams_;                 // in order of making, never removed; mutex_
+  std::vector<std::unique_ptr<Queue>> owned_;   // mutex_
+  std::vector<std::unique_ptr<Event>> events_;  // live ones; mutex_
+  std::vector<std::thread::id> waited_;         // mutex_
+  std::uint64_t fail_at_ = 0;                   // mutex_
+  std::uint64_t calls_ = 0;                     // mutex_
+  bool lose_ = false;                           // with the failure; mutex_
+  bool lost_ = false;                           // mutex_
+  std::atomic<bool> has_failed_{false};
+  std::atomic<std::size_t> live_events_{0};
+  std::atomic<std::size_t> live_allocations_{0};
+};
+
+}  // namespace hpkv::test
