@@ -37,6 +37,7 @@ __all__ = [
 FORMAT = "hpkv-namespace-1"
 LORA_ID_LENGTH = 32
 DESCRIPTOR_BYTES_MAX = 960  # the pool's room for the words of a namespace
+_ANY = 1 << 20
 _DIGEST_CHARS = 32  # of a text that is too long for that room
 _FOR_PEOPLE = ("model", "weight_label")
 
@@ -115,8 +116,9 @@ def _packed(words: dict[str, Any]) -> bytes:
     A text in an id is replaced by its digest, so two descriptions still differ where it differs; a
     text for people keeps its end.
     """
-    for longest in (1 << 20, 72, 32, 0):
-        short = {key: _shortened(key, value, longest) for key, value in words.items()}
+    people = {key: _shortened(key, words[key], 0) for key in _FOR_PEOPLE}
+    for longest, names in ((_ANY, {}), (_ANY, people), (72, people), (0, people)):
+        short = {key: _shortened(key, value, longest) for key, value in words.items()} | names
         packed: bytes = msgpack.packb(short)
         if len(packed) <= DESCRIPTOR_BYTES_MAX:
             return packed

@@ -7,7 +7,8 @@ kind of device. `source_of` recognises such a namespace by the words that descri
 
     equal in any case      model configuration, weights, types, page size, sizes of a layer, engine
     may differ             tensor-parallel and data-parallel sizes; between kinds of devices also
-                           the kernels, and the arrangement of latent attention's rows
+                           the kernels, and the arrangement of latent attention's rows, with the
+                           order in which its rotated elements lie when that is known
 
 Pure functions of the descriptions in a pool.
 """
@@ -41,18 +42,20 @@ KERNEL_SETTINGS = frozenset(
     }
 )
 _SPLITS = ("tp_size", "attn_tp_size", "attn_dp_size")
-_COMPARED_APART = ("model", "weight_label", "layout", "geometry", "numerics", "parallel", "format")
+_COMPARED_APART = ("model", "weight_label", "layout", "geometry", "numerics", "parallel")
+# Whether a server uses others' blocks says nothing about its own.
+_ABOUT_READING = frozenset({"cross_tp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """One of the blocks that together hold a page: its name in the key, and where its bytes lie.
 
-    Columns are numbered from the reader's first head.
+    Columns are numbered as the reader's are. None: they lie as in the reader's own blocks.
     """
 
     name: str
-    columns: list[Columns]
+    columns: list[Columns] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +81,26 @@ def source_of(
         if heads is None or not _equal_but(mine["geometry"], geometry, ("kv_heads",)):
             return None
         return _heads_source(heads, theirs)
-    if {mine["layout"], layout} <= set(formats.FORMATS) and mine["geometry"] == geometry:
-        columns = formats.block_columns(layout, geometry, theirs["page_size"])
-        return ForeignBlocks(block_format=layout, shards=[Shard(name="whole", columns=columns)])
+    if mine["layout"] == layout and mine["geometry"] == geometry:
+        return ForeignBlocks(block_format=layout, shards=[Shard(name="whole", columns=None)])
+    if {mine["layout"], layout} <= set(formats.FORMATS):
+        return _latent_source(mine["geometry"], theirs)
     return None
+
+
+def _latent_source(geometry: Mapping[str, Any], theirs: Mapping[str, Any]) -> ForeignBlocks | None:
+    """Latent rows in another arrangement."""
+    if not _equal_but(geometry, theirs["geometry"], ("rope_order",)):
+        return None
+    orders = geometry["rope_order"], theirs["geometry"]["rope_order"]
+    if formats.UNKNOWN_ORDER in orders:
+        return None
+    columns = formats.block_columns(theirs["layout"], theirs["geometry"], theirs["page_size"])
+    if orders[0] != orders[1]:
+        columns = formats.with_rope_order(columns, theirs["geometry"], orders[0])
+    return ForeignBlocks(
+        block_format=str(theirs["layout"]), shards=[Shard(name="whole", columns=columns)]
+    )
 
 
 def _heads_source(heads: HeadRange, theirs: Mapping[str, Any]) -> ForeignBlocks | None:
@@ -108,9 +127,9 @@ def _same_numbers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     settings = mine["numerics"], theirs["numerics"]
     if not all(isinstance(each, Mapping) for each in settings):
         return bool(settings[0] == settings[1])  # digests: too many settings to be kept in words
-    free = frozenset[str]()
+    free = _ABOUT_READING
     if settings[0].get("device") != settings[1].get("device"):
-        free = KERNEL_SETTINGS
+        free |= KERNEL_SETTINGS
     return _equal_but(*settings, free)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 from hpkv_sglang.errors import IdentityError
 from hpkv_sglang.fingerprint import Weights, config_fingerprint, weights_fingerprint
 from hpkv_sglang.layout.heads import ONLY_WRITER, HeadRange, Turn, heads_of, turn_of
+from hpkv_sglang.mla import formats
 from hpkv_sglang.namespace import (
     ModelIdentity,
     Namespace,
@@ -123,8 +124,14 @@ class RankIdentity:
     turn: Turn = ONLY_WRITER
 
     @classmethod
-    def of_server(cls, server_args: Any, params: Any, layout: Any) -> Self:
-        """The identity at start. `params`: SGLang's cache parameters; `layout`: as detected."""
+    def of_server(
+        cls, server_args: Any, params: Any, layout: Any, *, own_only: bool = False
+    ) -> Self:
+        """The identity at start. `params`: SGLang's cache parameters; `layout`: as detected.
+
+        `own_only`: of a server that uses no other's blocks. Those that do store what they computed
+        from others' numbers, so the two must not share a namespace.
+        """
         from sglang.srt.arg_groups.model_override_base import model_config_of
         from sglang.srt.runtime_context import get_parallel
 
@@ -134,7 +141,7 @@ class RankIdentity:
         directory = local_directory(view, str(model_config.model_path))
         device_pool = params.token_to_kv_pool_allocator.get_kvcache()
         parallel = get_parallel()
-        heads = _heads(layout, model_config, parallel)
+        heads = _heads(view, layout, model_config, parallel)
         identity = ModelIdentity(
             model=str(view.served_model_name or view.model_path),
             weight_label=str(view.weight_version),
@@ -144,9 +151,9 @@ class RankIdentity:
             kv_dtype=f"{device_pool.dtype} in {device_pool.store_dtype}",
             quantization=str(model_config.quantization),
             overrides=_overrides(view.json_model_override_args),
-            numerics=_numerics(view),
+            numerics=_numerics(view) | ({"cross_tp": "off"} if own_only else {}),
             layout=layout.name,
-            geometry=_geometry(layout, heads),
+            geometry=_geometry(view, layout, model_config, heads),
             page_size=params.page_size,
             parallel={
                 name: int(getattr(parallel, name))
@@ -192,19 +199,43 @@ class RankIdentity:
         return replace(self, model=replace(self.model, weights=weight_version))
 
 
-def _heads(layout: Any, model_config: Any, parallel: Any) -> HeadRange | None:
-    """The KV heads of this rank, when the pool has as many as an even share says."""
+def _heads(view: Any, layout: Any, model_config: Any, parallel: Any) -> HeadRange | None:
+    """The KV heads of this rank, when the pool has as many as an even share says.
+
+    None on a CPU whose ranks are not a divisor: SGLang then pads the heads to a multiple instead of
+    giving one to several ranks.
+    """
     if layout.replicated:
         return None
     total = int(model_config.get_total_num_kv_heads())
+    if str(view.device) == "cpu" and total % parallel.tp_size:
+        return None
     heads = heads_of(parallel.attn_tp_rank, parallel.attn_tp_size, total)
     held = layout.geometry["kv_heads"]
     return heads if heads is not None and heads.end - heads.begin == held else None
 
 
-def _geometry(layout: Any, heads: HeadRange | None) -> dict[str, Any]:
-    total = {} if heads is None else {"kv_heads_total": heads.total}
-    return {**layout.geometry, **total}
+def _geometry(view: Any, layout: Any, model_config: Any, heads: HeadRange | None) -> dict[str, Any]:
+    geometry = dict(layout.geometry)
+    if heads is not None:
+        geometry["kv_heads_total"] = heads.total
+    if layout.name in formats.FORMATS:
+        geometry["rope_order"] = _rope_order(view, model_config)
+    return geometry
+
+
+def _rope_order(view: Any, model_config: Any) -> str:
+    """In which order the rotated elements of latent attention lie on this kind of device.
+
+    Ascend's operators leave halves behind for the scaled rotation of DeepSeek's checkpoints; for
+    others the order there is not known.
+    """
+    config = model_config.hf_text_config
+    interleaved = getattr(config, "rope_interleave", True)
+    if str(view.device) != "npu":
+        return formats.PAIRS if interleaved else formats.HALVES
+    scaled = bool(getattr(config, "rope_scaling", None))
+    return formats.HALVES if scaled and interleaved else formats.UNKNOWN_ORDER
 
 
 def _turn(view: Any, parallel: Any, replicated: bool, heads: HeadRange | None) -> Turn:

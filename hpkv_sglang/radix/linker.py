@@ -16,7 +16,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
-from hpkv_sglang._core import CorePoolError, KeyBatch, KeyScope, Lease, Pool
+from hpkv_sglang._core import CorePoolError, KeyScope, Lease, Pool
 from hpkv_sglang.config import CrossTp, Settings
 from hpkv_sglang.copy.engines import engine_for, landing_layout
 from hpkv_sglang.copy.interface import Engine, PageIndices, VerifyTicket
@@ -28,7 +28,7 @@ from hpkv_sglang.pool.storage import Storage
 from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.identity import RankIdentity
 from hpkv_sglang.radix.loads import LayerLoads, QueuedLoad
-from hpkv_sglang.radix.lookup import PageLookup, fastest_hasher
+from hpkv_sglang.radix.lookup import PageLookup, Tail, fastest_hasher
 from hpkv_sglang.radix.promotions import Promotions
 from hpkv_sglang.radix.runs import Run
 from hpkv_sglang.radix.sources import Source, Sources
@@ -55,8 +55,10 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.forward_stream = forward_stream
         device_pool = params.token_to_kv_pool_allocator.get_kvcache()
         self.layout = detect_layout(device_pool, self.page_size)
+        self.computes_on_host = self.layout.tensors[0].pages.device.type == "cpu"
         self.pools = {PoolName.KV: device_pool}
-        self.identity = RankIdentity.of_server(server_args, params, self.layout)
+        own_only = self.settings.cross_tp is CrossTp.OFF
+        self.identity = RankIdentity.of_server(server_args, params, self.layout, own_only=own_only)
         self.is_group_leader = self.identity.group_rank == 0
         self.pool = open_pool(self.settings)
         self.lookup_pages = PageLookup(self.page_size, fastest_hasher())
@@ -142,11 +144,10 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     # ---- lookup ----
 
-    def tail_of(self, req: Any, key: Any, first_page: int) -> tuple[list[str], KeyBatch]:
-        """Hashes of the full pages of `key` from `first_page` on, and their keys here."""
+    def tail_of(self, req: Any, key: Any, first_page: int) -> Tail:
+        """The full pages of `key` from `first_page` on."""
         pages = self.lookup_pages.pages(req, key, self.scope)
-        tail = slice(first_page, len(key) // self.page_size)
-        return pages.hashes[tail], pages.keys[tail]
+        return Tail(pages, first_page, len(key) // self.page_size)
 
     def verify(self, lease: Lease) -> VerifyTicket:
         return self.engine.verify(lease)

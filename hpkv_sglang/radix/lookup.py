@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 
 from hpkv_sglang._core import KeyBatch, KeyScope
+from hpkv_sglang.radix.sources import Source
 
 _UINT32_MAX = 2**32 - 1
 
@@ -53,14 +54,51 @@ def fastest_hasher() -> PageHasher:
 
 
 class RequestPages:
-    """The page hashes of one request and the block keys made of them."""
+    """The page hashes of one request and the block keys made of them, here and elsewhere."""
 
-    __slots__ = ("hashes", "keys", "scope")
+    __slots__ = ("_elsewhere", "hashes", "keys", "scope")
 
     def __init__(self, scope: KeyScope) -> None:
         self.scope = scope
         self.hashes: list[str] = []
         self.keys: KeyBatch = scope.keys([])
+        self._elsewhere: dict[bytes, KeyBatch] = {}
+
+    def keys_of(self, source: Source) -> KeyBatch:
+        """The keys of every page's blocks in another namespace; made once."""
+        keys = self._elsewhere.get(source.namespace_id)
+        if keys is None or len(keys) != len(self.hashes) * source.blocks_per_page:
+            keys = self._elsewhere[source.namespace_id] = source.keys(self.hashes)
+        return keys
+
+
+class Tail(NamedTuple):
+    """Pages `[first, end)` of a request: what the device does not have."""
+
+    pages: RequestPages
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def hashes(self, count: int) -> list[str]:
+        """Of the first `count` pages."""
+        return self.pages.hashes[self.first : self.first + count]
+
+    def own_keys(self, begin: int = 0) -> KeyBatch:
+        """In our namespace, from page `begin` of the tail on."""
+        return self.pages.keys[self.first + begin : self.end]
+
+    def first_keys(self, source: Source, begin: int) -> KeyBatch:
+        """Of page `begin` of the tail alone, elsewhere."""
+        at = self.first + begin
+        return source.keys(self.pages.hashes[at : at + 1])
+
+    def keys(self, source: Source, begin: int) -> KeyBatch:
+        """Elsewhere, from page `begin` of the tail on, page by page."""
+        per_page = source.blocks_per_page
+        return self.pages.keys_of(source)[(self.first + begin) * per_page : self.end * per_page]
 
 
 class PageLookup:

@@ -60,16 +60,27 @@ class Promotions:
         self._from_disk: dict[str, int] = {}
 
     def start(self, rid: str, wanted: Iterable[Wanted]) -> PromoteTicket | None:
-        """Begin to read blocks of the first source of which the disk has any; None: of none."""
+        """Begin to read blocks of the source of which the disk has the most pages; None: of none.
+
+        Of several with as many, the first.
+        """
         self.forget(rid)
-        for namespace, per_page, keys, present in wanted:
-            on_disk = self._store.lookup(keys[present:]) // per_page * per_page
-            if on_disk:
-                ticket = self._store.promote(namespace, keys[: present + on_disk])
-                missing = keys[present : present + on_disk]
-                self._running[rid] = _Promotion(ticket, missing, per_page)
-                return ticket
-        return None
+        best, most = None, 0
+        for each in wanted:
+            pages = self.reach(each.keys[each.present :]) // each.blocks_per_page
+            if pages > most:
+                best, most = each, pages
+        if best is None:
+            return None
+        end = best.present + most * best.blocks_per_page
+        ticket = self._store.promote(best.namespace, best.keys[:end])
+        missing = best.keys[best.present : end]
+        self._running[rid] = _Promotion(ticket, missing, best.blocks_per_page)
+        return ticket
+
+    def reach(self, keys: KeyBatch) -> int:
+        """Length of the leading run of blocks that the host pool or the disk has."""
+        return self._store.lookup(keys)
 
     def deadline_s(self, pages: int) -> float:
         """How long a request may wait for `pages` pages."""

@@ -32,8 +32,8 @@ def run_batch(
     tree.tiers.fence.settle()
     launched = time.monotonic()
     result = original(scheduler, batch, *args, **kw)
-    if batch.forward_mode.is_extend() and batch.hicache_consumer_index < 0:
-        # On a CPU the forward is over when it returns.
+    computed = batch.forward_mode.is_extend() and batch.hicache_consumer_index < 0
+    if computed and tree.tiers.computes_on_host:  # elsewhere only the launch is over
         tree.tiers.economy.note_prefill(batch.extend_num_tokens or 0, time.monotonic() - launched)
     failed, tree.failed_load_reqs = tree.failed_load_reqs, ()
     for req in failed:

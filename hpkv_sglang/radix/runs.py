@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpkv_sglang._core import KeyBatch, Lease, Pool
+from hpkv_sglang.radix.lookup import Tail
 from hpkv_sglang.radix.sources import Source, Sources
 
 # A prefix written by turns of several servers is cut at so many seams.
@@ -75,18 +76,18 @@ class Run:
         self.parts = []
 
 
-def find_run(pool: Pool, sources: Sources, own_keys: KeyBatch, hashes: list[str]) -> Run:
-    """Pin the leading run of pages; `own_keys` are the own namespace's keys of `hashes`."""
-    first = _pinned(pool, sources.own, own_keys)
+def find_run(pool: Pool, sources: Sources, tail: Tail) -> Run:
+    """Pin the leading pages of `tail` that the pool has."""
+    first = _pinned(pool, sources.own, tail.own_keys())
     run = Run([] if first is None else [first])
-    found = run.pages
-    while found < len(hashes) and len(run.parts) < PARTS_MAX and sources.foreign():
-        part = _pinned(pool, sources.own, own_keys[found:])
-        part = part or _longest_foreign(pool, sources, hashes[found:])
+    own_is_next = False  # the run ends where the own namespace does
+    while run.pages < len(tail) and len(run.parts) < PARTS_MAX and sources.foreign():
+        part = _pinned(pool, sources.own, tail.own_keys(run.pages)) if own_is_next else None
+        part = part or _longest_foreign(pool, sources, tail, run.pages)
         if part is None:
             break
+        own_is_next = part.source.block is not None
         run.parts.append(part)
-        found += part.pages
     return run
 
 
@@ -101,16 +102,14 @@ def _pinned(pool: Pool, source: Source, keys: KeyBatch) -> Part | None:
     return None
 
 
-def _longest_foreign(pool: Pool, sources: Sources, hashes: list[str]) -> Part | None:
+def _longest_foreign(pool: Pool, sources: Sources, tail: Tail, begin: int) -> Part | None:
     best: Part | None = None
     for source in sources.foreign():
         # One page tells whether it is worth making the keys of all.
-        if pool.lookup(source.keys(hashes[:1])) < source.blocks_per_page:
+        if pool.lookup(tail.first_keys(source, begin)) < source.blocks_per_page:
             continue
-        part = _pinned(pool, source, source.keys(hashes))
-        if part is None:
-            continue
-        if best is None or part.pages > best.pages:
+        part = _pinned(pool, source, tail.keys(source, begin))
+        if part is not None and (best is None or part.pages > best.pages):
             best, part = part, best
         if part is not None:
             part.lease.release()

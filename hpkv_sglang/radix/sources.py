@@ -72,8 +72,8 @@ class Sources:
             self._refresh_at = now + REFRESH_S
             for namespace_id in self._pool.known_namespaces():
                 if namespace_id not in self._known:
-                    self._known.add(namespace_id)
                     self._consider(namespace_id)
+                    break  # one at a time: a description with many regions takes milliseconds
         return self._foreign
 
     def index_of(self, source: Source) -> int | None:
@@ -88,24 +88,17 @@ class Sources:
         found = self._pool.describe(namespace_id)
         if found is None:
             return
+        self._known.add(namespace_id)
         _, descriptor, block_bytes = found
         theirs = Namespace.unpack(namespace_id, descriptor).words()
-        blocks = source_of(self._identity.namespace.words(), self._identity.heads, theirs)
-        if blocks is None:
-            return
         try:
-            source = self._source(namespace_id, block_bytes, blocks)
-        except ValueError as error:  # its blocks do not hold all that our pages want
-            logger.warning("hpkv: blocks of namespace %s not used: %s", namespace_id.hex(), error)
-            return
-        self._foreign.append(source)
-        logger.info(
-            "hpkv: namespace %s fits: %s, tensor-parallel size %d, %d blocks a page",
-            namespace_id.hex()[:12],
-            theirs["layout"],
-            theirs["parallel"]["tp_size"],
-            len(blocks.shards),
-        )
+            blocks = source_of(self._identity.namespace.words(), self._identity.heads, theirs)
+            if blocks is not None:
+                self._foreign.append(self._source(namespace_id, block_bytes, blocks))
+                logger.info("hpkv: namespace %s fits: %s", namespace_id.hex()[:12], theirs)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Words of another program or version may be anything.
+            logger.warning("hpkv: blocks of namespace %s not used: %r", namespace_id.hex(), error)
 
     def _source(self, namespace_id: bytes, block_bytes: int, blocks: ForeignBlocks) -> Source:
         layout = self._layout
@@ -119,7 +112,8 @@ class Sources:
                 layout.block,
                 block_bytes=block_bytes,
                 parts=[
-                    join(layout.devices, shard.columns, layout.page_size) for shard in blocks.shards
+                    join(layout.devices, shard.columns or layout.columns, layout.page_size)
+                    for shard in blocks.shards
                 ],
             ),
         )

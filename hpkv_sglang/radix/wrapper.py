@@ -29,10 +29,10 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
     UnifiedCacheLinkerWrapper,
 )
 
-from hpkv_sglang._core import KeyBatch
 from hpkv_sglang.copy.engines import is_broken
 from hpkv_sglang.radix.linker import HpkvLinker
-from hpkv_sglang.radix.promotions import Wanted
+from hpkv_sglang.radix.lookup import Tail
+from hpkv_sglang.radix.promotions import Promotions, Wanted
 from hpkv_sglang.radix.runs import Run, find_run
 from hpkv_sglang.radix.waiting import VERIFY_DEADLINE_S, Ticket, WaitingRequests
 
@@ -40,8 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Promise(NamedTuple):
-    hashes: list[str]  # of every full page behind the device prefix
-    keys: KeyBatch  # the same in our namespace
+    tail: Tail  # every full page behind the device prefix
     run: Run  # the leading pages that the host pool has; may be empty
     tick: int
 
@@ -106,18 +105,18 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             if self.promotions is not None:
                 self.promotions.release_settled(req.rid)
             return result
-        hashes, keys = self.tiers.tail_of(req, key, device_pages)
-        run = find_run(self.tiers.pool, self.tiers.sources, keys, hashes)
+        tail = self.tiers.tail_of(req, key, device_pages)
+        run = find_run(self.tiers.pool, self.tiers.sources, tail)
         if self.promotions is not None:
             self.promotions.release_settled(req.rid)  # the run holds what they brought
         usable = 0 if is_broken(self.tiers.engine) else run.verified_pages
         worth = self.tiers.economy.pages_worth_loading(usable)
         hit_pages = self._agree_min([worth])[0]
-        self._promises[req.rid] = _Promise(hashes, keys, run, self._tick)
+        self._promises[req.rid] = _Promise(tail, run, self._tick)
         if hit_pages == 0:
             return result
         self.hit_markers[req.rid] = ExternalCacheHitMarker(
-            tail_hashes=hashes[:hit_pages],
+            tail_hashes=tail.hashes(hit_pages),
             device_hit_len=result.device_prefix_len,
         )
         return result._replace(
@@ -144,9 +143,9 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         work: list[tuple[Ticket, float]] = []
         run = promise.run
         if self.promotions is not None:
-            promotion = self.promotions.start(rid, self._wanted(promise))
+            promotion = self.promotions.start(rid, self._wanted(promise, self.promotions))
             if promotion is not None:
-                deadline_s = self.promotions.deadline_s(len(promise.hashes) - run.pages)
+                deadline_s = self.promotions.deadline_s(len(promise.tail) - run.pages)
                 work.append((promotion, deadline_s))
         if run.verified_pages < run.pages:
             # The tickets take the pins over; SGLang matches again before it admits the request.
@@ -154,21 +153,23 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             self._drop_promise(rid)
         return work
 
-    def _wanted(self, promise: _Promise) -> Iterator[Wanted]:
+    def _wanted(self, promise: _Promise, promotions: Promotions) -> Iterator[Wanted]:
         """What the disk might have behind the run, our own namespace first."""
-        found = promise.run.pages
-        if found == len(promise.hashes):
+        tail, found = promise.tail, promise.run.pages
+        if found == len(tail):
             return
         own = self.tiers.namespace_index
         if promise.run.is_own:
-            yield Wanted(own, 1, promise.keys, present=found)
+            yield Wanted(own, 1, tail.own_keys(), present=found)
         else:
-            yield Wanted(own, 1, promise.keys[found:])
+            yield Wanted(own, 1, tail.own_keys(found))
         sources = self.tiers.sources
         for source in sources.foreign():
-            index = sources.index_of(source)
-            if index is not None:
-                yield Wanted(index, source.blocks_per_page, source.keys(promise.hashes[found:]))
+            per_page = source.blocks_per_page
+            if promotions.reach(tail.first_keys(source, found)) == per_page:
+                index = sources.index_of(source)
+                if index is not None:
+                    yield Wanted(index, per_page, tail.keys(source, found))
 
     def pages_from_disk(self, rid: str) -> int:
         """How many of the request's pages were read from disk for it; told once."""

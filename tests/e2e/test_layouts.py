@@ -19,6 +19,7 @@ from hpkv_sglang.namespace import Namespace, scope_mask
 from hpkv_sglang.radix.lookup import hash_pages
 from hpkv_testing.client import Answer
 from hpkv_testing.fixtures import ServerFactory
+from hpkv_testing.models import TinyLlama, checkpoint
 from hpkv_testing.server import Server
 from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 from tests.e2e.support import (
@@ -108,10 +109,10 @@ def test_ranks_store_each_byte_once_and_servers_of_another_size_read_it(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    checkpoint = request.getfixturevalue(model)
+    path = request.getfixturevalue(model)
     disk = (*storage_flags(tmp_path / "store"), "--hpkv-promote-policy", "wait_complete")
-    pair_config = tiered(checkpoint, pool, *disk, tp_size=2)
-    pair, single = server_factory.fresh(pair_config, tiered(checkpoint, pool, *disk))
+    pair_config = tiered(path, pool, *disk, tp_size=2)
+    pair, single = server_factory.fresh(pair_config, tiered(path, pool, *disk))
     with attached(str(pool), read_only=True) as core:
         before = stored_by(core, 2).blocks  # of the request that warms a server up
     work = prompts(3, LENGTH, seed=71)
@@ -164,4 +165,18 @@ def test_replicas_of_data_parallel_attention_read_each_others_blocks(
     assert tiers == [(0, 0), (0, hit), (hit, 0), (hit, 0)]
     for answer in answers[1:]:
         assert_same_answer(answer, answers[2])
+    server.kill()
+
+
+def test_ranks_that_pad_the_heads_do_not_share_them(
+    server_factory: ServerFactory, pool: Path
+) -> None:
+    """One KV head and two ranks: on a CPU the second rank holds padding, not the same head."""
+    model = checkpoint(TinyLlama(kv_heads=1))
+    (server,) = server_factory.fresh(tiered(model, pool, tp_size=2))
+    work = prompts(2, LENGTH, seed=73)
+    references = [device_hit(server, tokens) for tokens in work]
+    server.flush_cache()
+    for answer, reference in zip(served(server, work, "host"), references, strict=True):
+        assert_same_answer(answer, reference)
     server.kill()

@@ -18,6 +18,7 @@ from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.layout.heads import heads_of
 from hpkv_sglang.namespace import ModelIdentity
 from hpkv_sglang.radix.identity import RankIdentity
+from hpkv_sglang.radix.lookup import RequestPages, Tail
 from hpkv_sglang.radix.runs import Run, find_run
 from hpkv_sglang.radix.sources import Source, Sources
 
@@ -57,6 +58,7 @@ class Rank:
         place: tuple[int, int, int] | None = None,
         *,
         device: str = "cpu",
+        rope_order: str = "pairs",
         foreign: bool = True,
     ) -> Rank:
         """`place`: (rank, ranks, heads of the model) under tensor parallelism."""
@@ -66,6 +68,8 @@ class Rank:
         geometry = dict(layout.geometry)
         if heads is not None:
             geometry["kv_heads_total"] = heads.total
+        else:
+            geometry["rope_order"] = rope_order
         identity = RankIdentity(
             model=replace(
                 MODEL,
@@ -97,7 +101,9 @@ class Rank:
         assert ticket.stored == len(pages)
 
     def find(self, hashes: list[str]) -> Run:
-        return find_run(self.host, self.sources, self.sources.own.keys(hashes), hashes)
+        pages = RequestPages(self.sources.own.scopes[0])
+        pages.hashes, pages.keys = hashes, self.sources.own.keys(hashes)
+        return find_run(self.host, self.sources, Tail(pages, 0, len(hashes)))
 
     def load(self, run: Run, pages: list[int]) -> bool:
         """As `QueuedLoad` does: each part of the run into its pages."""
@@ -183,6 +189,16 @@ def latent_rows(pool: Any, page: int) -> torch.Tensor:
         ]
         parts.append(torch.cat(rows, dim=1))
     return torch.stack(parts)
+
+
+def in_order(rows: torch.Tensor, have: str, want: str) -> torch.Tensor:
+    """Rows whose RoPE part lies in the order `have`, in the order `want`."""
+    nope, rope = rows[..., :RANK], rows[..., RANK:]
+    if (have, want) == ("pairs", "halves"):
+        rope = rope.unflatten(-1, (ROPE // 2, 2)).transpose(-1, -2).flatten(-2)
+    if (have, want) == ("halves", "pairs"):
+        rope = rope.unflatten(-1, (2, ROPE // 2)).transpose(-1, -2).flatten(-2)
+    return torch.cat((nope, rope), dim=-1)
 
 
 # ---- grouped heads: K and V [layers, slots, heads, dim] of the whole model ----

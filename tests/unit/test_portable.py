@@ -38,7 +38,13 @@ GQA = ModelIdentity(
 MLA = replace(
     GQA,
     layout="mla-fused",
-    geometry={"layers": 2, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "element_bytes": 2},
+    geometry={
+        "layers": 2,
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16,
+        "element_bytes": 2,
+        "rope_order": "pairs",
+    },
 )
 
 
@@ -107,8 +113,8 @@ def test_blocks_that_mean_something_else_are_never_used(field: str) -> None:
 
 
 def test_the_words_of_an_identity_are_all_compared_or_named_here() -> None:
-    compared = set(DIFFERENT) | {"layout", "geometry", "numerics", "parallel"}
-    assert set(GQA.namespace().words()) - {"format", "model", "weight_label"} == compared
+    compared = set(DIFFERENT) | {"layout", "geometry", "numerics", "parallel", "format"}
+    assert set(GQA.namespace().words()) - {"model", "weight_label"} == compared
 
 
 @pytest.mark.parametrize("change", [{"layers": 3}, {"head_dim": 16}, {"element_bytes": 1}])
@@ -135,9 +141,31 @@ def test_kernels_may_differ_between_kinds_of_devices_and_nowhere_else() -> None:
     assert "context_length" not in KERNEL_SETTINGS
 
 
+def test_rows_whose_order_is_not_known_do_not_cross_between_arrangements() -> None:
+    unknown = replace(MLA, geometry={**MLA.geometry, "rope_order": "unknown"})
+    split = replace(unknown, layout="mla-split")
+    assert seen_by(MLA, split) is None and seen_by(split, MLA) is None
+    assert seen_by(split, with_tp(split, 2)) is not None
+
+
+def test_words_of_another_version_are_never_used() -> None:
+    words = with_tp(MLA, 2).namespace().words()
+    assert source_of(MLA.namespace().words(), None, words) is not None
+    assert source_of(MLA.namespace().words(), None, {**words, "format": "later"}) is None
+
+
+def test_a_server_that_reads_no_others_blocks_is_read_by_others() -> None:
+    careful = replace(MLA, numerics={**MLA.numerics, "cross_tp": "off"})
+    assert careful.namespace().id != MLA.namespace().id
+    assert seen_by(MLA, careful) is not None
+
+
 def test_layouts_that_nobody_converts_are_never_used() -> None:
     for theirs in ("mla-packed-index", "mla-split-index", "gqa"):
         assert seen_by(MLA, replace(MLA, layout=theirs)) is None
+    indexed = replace(MLA, layout="mla-split-index")
+    same = seen_by(indexed, with_tp(indexed, 4))
+    assert same is not None and same.shards[0].columns is None, "as the reader's own"
     assert seen_by(GQA, with_tp(GQA, 1), None) is None, "heads unknown"
     words = {k: v for k, v in MLA.namespace().words().items() if k != "engine"}
     assert source_of(MLA.namespace().words(), None, words) is None

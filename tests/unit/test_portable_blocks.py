@@ -16,6 +16,7 @@ from portable_rig import (
     PAGES,
     Rank,
     head_pools,
+    in_order,
     latent_pool,
     latent_rows,
     promote,
@@ -49,19 +50,23 @@ def page_hashes(count: int) -> list[str]:
     return [secrets.token_hex(32) for _ in range(count)]
 
 
+ORDERS = [("pairs", "pairs"), ("pairs", "halves"), ("halves", "pairs")]
+
+
+@pytest.mark.parametrize("orders", ORDERS)
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("reads", FORMATS)
 @pytest.mark.parametrize("writes", FORMATS)
 def test_latent_rows_cross_between_formats_to_the_bit(
-    writes: str, reads: str, tier: str, host: Pool, store: Store
+    writes: str, reads: str, tier: str, orders: tuple[str, str], host: Pool, store: Store
 ) -> None:
     # Native blocks too: the same format written under another device is another namespace.
-    writer = Rank.of(host, latent_pool(writes), device="cuda")
+    writer = Rank.of(host, latent_pool(writes), device="cuda", rope_order=orders[0])
     scribble(writer.device_pool)
-    expected = [latent_rows(writer.device_pool, page) for page in WRITTEN]
+    expected = [in_order(latent_rows(writer.device_pool, page), *orders) for page in WRITTEN]
     hashes = page_hashes(len(WRITTEN))
     writer.spill(hashes, WRITTEN)
-    reader = Rank.of(host, latent_pool(reads), device="npu")
+    reader = Rank.of(host, latent_pool(reads), device="npu", rope_order=orders[1])
     scribble(reader.device_pool)
     if tier == "disk":
         to_disk_only(host, store, writer, hashes)

@@ -57,6 +57,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "dtype": "torch.bfloat16",
             "quantization": None,
             "get_total_num_kv_heads": lambda: 8,
+            "hf_text_config": SimpleNamespace(rope_scaling={"type": "yarn"}),
             **(model or {}),
         }
         parallel = {
@@ -83,7 +84,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             SimpleNamespace(
                 name=place.get("layout", "gqa"),
                 geometry={"layers": 2, "kv_heads": place.get("kv_heads", 8)},
-                replicated=place.get("layout") == "mla",
+                replicated=str(place.get("layout")).startswith("mla"),
             ),
         )
 
@@ -112,6 +113,33 @@ def test_ranks_that_hold_the_same_head_share_a_scope_and_take_turns(make: Make) 
     ]
     assert [rank.shard for rank in ranks] == ["heads 2:3/8", "heads 2:3/8", "heads 3:4/8"]
     assert [(r.turn.index, r.turn.count) for r in ranks] == [(0, 2), (1, 2), (0, 2)]
+
+
+def test_heads_that_a_cpu_server_pads_are_named_by_the_rank(make: Make) -> None:
+    """SGLang's CPU servers pad the heads to a multiple of the ranks instead of sharing them."""
+    place = {"rank_attn_tp_size": 16, "rank_tp_size": 16, "rank_kv_heads": 1}
+    ranks = [make(rank_attn_tp_rank=rank, **place, device="cpu") for rank in (0, 1)]
+    assert [rank.shard for rank in ranks] == ["tp0/16", "tp1/16"]
+    assert {rank.turn.count for rank in ranks} == {1}
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "order"),
+    [
+        ("cpu", {"rope_scaling": {"type": "yarn"}}, "pairs"),
+        ("cuda", {}, "pairs"),
+        ("cuda", {"rope_interleave": False}, "halves"),
+        ("npu", {"rope_scaling": {"type": "yarn"}}, "halves"),
+        ("npu", {}, "unknown"),
+        ("npu", {"rope_scaling": {"type": "yarn"}, "rope_interleave": False}, "unknown"),
+    ],
+)
+def test_the_order_of_rotated_elements_is_said_where_it_is_known(
+    make: Make, device: str, config: dict[str, Any], order: str
+) -> None:
+    model = {"hf_text_config": SimpleNamespace(**config)}
+    rank = make(model=model, rank_layout="mla-fused", device=device)
+    assert rank.namespace.words()["geometry"]["rope_order"] == order
 
 
 def test_heads_that_are_not_an_even_share_are_named_by_the_rank(make: Make) -> None:
