@@ -1,0 +1,328 @@
+// Random traffic through the stream engine against a model, and the failure of every device call in
+// turn. The seed of a failing round is in its message.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "copy/stream/engine.h"
+#include "tests/check.h"
+#include "tests/stream_rig.h"
+
+namespace hpkv {
+
+using stream::CopyPath;
+using stream::StreamLoad;
+using test::few_slots;
+using test::random_keys;
+using test::RecordedEvent;
+using test::StreamRig;
+
+namespace {
+
+constexpr std::size_t kMany = 40;  // keys; half of them fit the device
+
+// A server in small: pages are taken from a free list and go back the moment the engine allows it,
+// and what the forward stream writes and reads is checked byte by byte. The model of a page or
+// block is its key.
+class Traffic {
+ public:
+  Traffic(StreamRig& rig, std::uint64_t seed)
+      : rig_(rig), random_(seed), keys_(random_keys(kMany)) {
+    for (std::int64_t page = 0; page < static_cast<std::int64_t>(StreamRig::kPages); ++page) {
+      free_.push_back(page);
+    }
+  }
+
+  void step() {
+    collect();
+    // Little is free: let the oldest end.
+    if (free_.size() < 8) {
+      if (!spills_.empty()) spills_.front().ticket->wait();
+      if (!loads_.empty()) loads_.front()->load->ticket.wait();
+      CHECK(rig_.device->synchronize_stream(rig_.forward).ok());
+      collect();
+    }
+    switch (random_() % 4) {
+      case 0:
+      case 1:
+        return spill();
+      case 2:
+        return load(false);
+      default:
+        return load(true);
+    }
+  }
+
+  // To the end of everything.
+  void finish() {
+    for (auto& one : spills_) one.ticket->wait();
+    for (auto& one : loads_) one->load->ticket.wait();
+    rig_.engine->quiesce();
+    CHECK(rig_.device->synchronize_stream(rig_.forward).ok());
+    collect();
+    CHECK(free_.size() == StreamRig::kPages);
+    CHECK(wrong_ == 0);
+    for (const Key& key : keys_) {
+      if (rig_.pool->lookup({&key, 1}) == 1) CHECK(rig_.block_is(key));
+    }
+    CHECK(rig_.pool->stats().pinned == 0 && rig_.pool->stats().writing == 0);
+    CHECK(rig_.engine->check().empty());
+    test::require_sound(*rig_.pool);
+  }
+
+  [[nodiscard]] std::size_t loaded() const { return loaded_; }
+
+ private:
+  struct Spill {
+    std::shared_ptr<SpillTicket> ticket;
+    std::vector<std::int64_t> pages;
+  };
+  struct Load {
+    std::shared_ptr<StreamLoad> load;
+    std::vector<std::int64_t> pages;
+    std::vector<std::int64_t> first_slots;
+    std::vector<Key> keys;
+    std::atomic<bool> read{false};  // by the forward stream, last layer
+  };
+
+  std::vector<std::int64_t> take_pages(std::size_t count) {
+    count = std::min(count, free_.size());
+    std::vector<std::int64_t> taken;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t at = random_() % free_.size();
+      taken.push_back(free_[at]);
+      free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return taken;
+  }
+
+  void give_pages(const std::vector<std::int64_t>& pages) {
+    free_.insert(free_.end(), pages.begin(), pages.end());
+  }
+
+  void collect() {
+    for (auto it = spills_.begin(); it != spills_.end();) {
+      const bool over = it->ticket->device_done();
+      if (over) give_pages(it->pages);
+      it = over ? spills_.erase(it) : std::next(it);
+    }
+    for (auto it = loads_.begin(); it != loads_.end();) {
+      const Load& one = **it;
+      // The forward may still read: the next owner's copies wait for its event, so the end of the
+      // load is enough.
+      const bool over = one.load->ticket.done() && one.read;
+      if (over) {
+        if (!one.load->ticket.ok()) ++wrong_;
+        give_pages(one.pages);
+      }
+      it = over ? loads_.erase(it) : std::next(it);
+    }
+  }
+
+  // Some keys in a row, their pages written by the forward stream.
+  void spill() {
+    const std::vector<std::int64_t> pages = take_pages(1 + random_() % 8);
+    if (pages.empty()) return;
+    const std::size_t first = random_() % (kMany - pages.size());
+    const std::vector<Key> keys(keys_.begin() + static_cast<std::ptrdiff_t>(first),
+                                keys_.begin() + static_cast<std::ptrdiff_t>(first + pages.size()));
+    rig_.device->launch(rig_.forward, [this, keys, pages] {
+      for (std::size_t i = 0; i < keys.size(); ++i) rig_.fill_page(pages[i], keys[i]);
+    });
+    const RecordedEvent event(*rig_.device, rig_.forward);
+    const std::uint64_t count = 1 + random_() % 3;
+    const Turn turn{static_cast<std::int64_t>(random_() % count), static_cast<std::int64_t>(count)};
+    const auto ticket = rig_.engine->spill(keys, pages, event.get(), turn);
+    if (random_() % 4 == 0) ticket->cancel();
+    spills_.push_back({ticket, pages});
+  }
+
+  void load(bool resident) {
+    const std::size_t first = random_() % (kMany - 8);
+    const std::vector<Key> some(keys_.begin() + static_cast<std::ptrdiff_t>(first),
+                                keys_.begin() + static_cast<std::ptrdiff_t>(first + 8));
+    Lease lease = rig_.lease(some);
+    auto one = std::make_unique<Load>();
+    one->pages = take_pages(lease.count());
+    lease.keep(one->pages.size());
+    if (one->pages.empty()) return;
+    one->keys.assign(lease.keys().begin(), lease.keys().end());
+    one->first_slots.resize(one->pages.size());
+    loaded_ += one->pages.size();
+    Load& load = *one;
+    rig_.device->launch(rig_.forward, [&load] {
+      for (std::size_t i = 0; i < load.pages.size(); ++i) {
+        load.first_slots[i] = load.pages[i] * static_cast<std::int64_t>(StreamRig::kTokens);
+      }
+    });
+    const RecordedEvent event(*rig_.device, rig_.forward);
+    load.load = resident ? rig_.engine->load_resident(
+                               std::move(lease),
+                               {load.first_slots.data(), load.pages.size(), StreamRig::kTokens},
+                               event.get())
+                         : rig_.engine->load_on_streams(std::move(lease), load.pages, event.get());
+    for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
+      CHECK(load.load->wait_layer_on(rig_.forward, layer));
+      rig_.device->launch(rig_.forward, [this, &load, layer] {
+        for (std::size_t i = 0; i < load.pages.size(); ++i) {
+          if (!rig_.layer_is(load.pages[i], layer, load.keys[i])) ++wrong_;
+        }
+        if (layer + 1 == StreamRig::kLayers) load.read = true;
+      });
+    }
+    loads_.push_back(std::move(one));
+  }
+
+  StreamRig& rig_;
+  std::mt19937_64 random_;
+  std::vector<Key> keys_;
+  std::vector<std::int64_t> free_;
+  std::list<Spill> spills_;
+  std::list<std::unique_ptr<Load>> loads_;
+  std::atomic<std::size_t> wrong_{0};
+  std::size_t loaded_ = 0;
+};
+
+}  // namespace
+
+TEST(random_traffic_moves_every_byte_to_where_the_model_has_it) {
+  std::size_t loaded = 0;
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    StreamRig rig(few_slots(seed % 2 == 0 ? CopyPath::kernel : CopyPath::batch), seed);
+    rig.device->set_delay_us(seed % 3 == 0 ? 400 : 40);
+    Traffic traffic(rig, seed);
+    for (int i = 0; i < 120; ++i) traffic.step();
+    traffic.finish();
+    loaded += traffic.loaded();
+  }
+  CHECK(loaded > 500);
+}
+
+// ---- errors ----
+
+namespace {
+
+// Some of everything, on one stream after the other; what fails, fails softly.
+void run_scenario(StreamRig& rig, const std::vector<Key>& keys) {
+  const std::vector<Key> old(keys.begin(), keys.begin() + 4);
+  const std::vector<Key> fresh(keys.begin() + 4, keys.end());
+  const std::vector<std::int64_t> first_slots = {64, 80, 96, 112};
+  const RecordedEvent event(*rig.device, rig.forward);
+  const auto spill = rig.engine->spill(fresh, {10, 11, 12, 13, 14, 15, 16, 17}, event.get());
+  const auto load = rig.engine->load_on_streams(rig.lease(old), {0, 1, 2, 3}, event.get());
+  const auto resident =
+      rig.engine->load_resident(rig.lease(old), {first_slots.data(), 4, 16}, event.get());
+  std::atomic<int> wrong{0};
+  for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
+    for (const auto& [one, first] : {std::pair{load, 0}, std::pair{resident, 4}}) {
+      static_cast<void>(one->wait_layer_on(rig.forward, layer));
+    }
+  }
+  spill->wait();
+  CHECK(spill->device_done());
+  if (load->ticket.wait()) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (!rig.page_is(static_cast<std::int64_t>(i), old[i])) ++wrong;
+    }
+  }
+  if (resident->ticket.wait()) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (!rig.page_is(static_cast<std::int64_t>(i) + 4, old[i])) ++wrong;
+    }
+  }
+  CHECK(wrong == 0);
+  rig.engine->quiesce();
+}
+
+void check_after_error(StreamRig& rig, const std::vector<Key>& keys) {
+  if (rig.device->has_failed() && rig.engine->poisoned()) {
+    CHECK(rig.engine->error_count() >= 1);
+    CHECK(rig.engine->first_error().find("async_device.cc:") == 0);
+    // Off for good, softly.
+    const auto spill = rig.engine->spill({keys[0]}, {1}, {});
+    CHECK(spill->done() && spill->dropped() == 1);
+    CHECK(!rig.engine->load(rig.lease({keys[0]}), {1}, {})->wait());
+    // Verifications need no device.
+    const auto verify = rig.engine->verify(rig.lease({keys[0]}));
+    verify->wait();
+    CHECK(verify->good() == 1);
+    CHECK(rig.engine->stats().spill_dropped_off > 0);
+  }
+  rig.engine->close();
+  CHECK(rig.pool->stats().pinned == 0 && rig.pool->stats().writing == 0);
+  CHECK(rig.engine->check().empty());
+  test::require_sound(*rig.pool);
+  for (const Key& key : keys) {
+    if (rig.pool->lookup({&key, 1}) == 1) CHECK(rig.block_is(key));
+  }
+  rig.engine.reset();
+  CHECK(rig.device->live_events() == 0 && rig.device->live_allocations() == 0);
+}
+
+// How many calls there are to fail, found by failing each.
+std::uint64_t fail_each_call(CopyPath path, bool lost) {
+  std::uint64_t poisoned = 0;
+  for (std::uint64_t nth = 1;; ++nth) {
+    StreamRig rig(few_slots(path), nth);
+    rig.device->set_delay_us(20);
+    const auto keys = random_keys(12);
+    for (std::size_t i = 4; i < keys.size(); ++i) {
+      rig.fill_page(static_cast<std::int64_t>(6 + i), keys[i]);
+    }
+    rig.store({keys[0], keys[1], keys[2], keys[3]});
+    rig.device->fail_call(nth, lost);
+    run_scenario(rig, keys);
+    poisoned += rig.engine->poisoned() ? 1 : 0;
+    const bool failed = rig.device->has_failed();
+    if (!lost) rig.device->fail_call(0);
+    check_after_error(rig, keys);
+    if (!failed) return poisoned;
+  }
+}
+
+}  // namespace
+
+TEST(each_device_call_that_fails_once_ends_copying_and_nothing_else) {
+  for (const CopyPath path : {CopyPath::kernel, CopyPath::batch}) {
+    CHECK(fail_each_call(path, false) > 20);
+  }
+}
+
+TEST(a_device_that_is_lost_at_any_call_ends_copying_and_nothing_else) {
+  for (const CopyPath path : {CopyPath::kernel, CopyPath::batch}) {
+    CHECK(fail_each_call(path, true) > 20);
+  }
+}
+
+TEST(an_engine_that_the_device_refuses_is_an_error_and_leaves_nothing) {
+  for (std::uint64_t nth = 1;; ++nth) {
+    StreamRig rig;
+    rig.engine.reset();
+    CHECK(rig.device->live_allocations() == 0);
+    rig.device->fail_call(nth);
+    bool refused = false;
+    try {
+      rig.engine = std::make_unique<stream::StreamEngine>(rig.device, rig.pool, rig.index,
+                                                          rig.layout(), few_slots());
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::system);
+      CHECK(std::string(error.what()).find("async_device.cc:") != std::string::npos);
+      refused = true;
+    }
+    if (refused) {
+      CHECK(rig.device->live_events() == 0 && rig.device->live_allocations() == 0);
+      continue;
+    }
+    CHECK(nth > 6);  // pinned memory, the table, four streams
+    break;
+  }
+}
+
+}  // namespace hpkv
+
+TEST_MAIN
