@@ -13,3 +13,4 @@ list(APPEND HPKV_COPY
   copy/stream/staging.cc
   copy/stream/transfer.cc
   copy/stream/verifies.cc)
+include(${CMAKE_CURRENT_LIST_DIR}/cuda/cuda.cmake)
