@@ -68,6 +68,12 @@ void AsyncDevice::release(StreamHandle stream) {
   changed_.notify_all();
 }
 
+void AsyncDevice::release_all() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& queue : owned_) queue->held = false;
+  changed_.notify_all();
+}
+
 void AsyncDevice::fail_call(std::uint64_t nth, bool lost) {
   const std::lock_guard lock(mutex_);
   fail_at_ = nth == 0 ? 0 : calls_ + nth;

@@ -46,6 +46,7 @@ class AsyncDevice final : public stream::Device {
   // Nothing of this stream starts until release().
   void hold(stream::StreamHandle stream);
   void release(stream::StreamHandle stream);
+  void release_all();
   // The nth call from now on that returns a status fails (0: none); all later ones too when `lost`.
   void fail_call(std::uint64_t nth, bool lost = false);
   [[nodiscard]] bool has_failed() const { return has_failed_.load(); }

@@ -41,6 +41,7 @@ class StreamRig {
     engine = std::make_unique<stream::StreamEngine>(device, pool, index, layout(), options);
   }
   ~StreamRig() {
+    device->release_all();  // a test that failed may have left one held
     engine.reset();
     // Work of the tests on this stream uses our members.
     static_cast<void>(device->synchronize_stream(forward));
