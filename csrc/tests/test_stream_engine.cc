@@ -1,5 +1,8 @@
 // The stream engine and the order of things: what waits for what on the device, and what is held
 // until when. Streams are held and released by the tests, so the orders are forced, not hoped for.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -320,6 +323,26 @@ TEST(a_spill_of_more_pages_than_slots_is_stored_whole) {
     for (std::size_t i = 0; i < 24; ++i) CHECK(rig.page_is(pages[i], keys[i]));
     CHECK(rig.engine->check().empty());
   }
+}
+
+TEST(a_forked_child_forgets_the_engine_and_the_parent_goes_on) {
+  StreamRig rig;
+  const auto keys = random_keys(2);
+  rig.store(keys);
+  const auto load = rig.engine->load_on_streams(rig.lease({keys[0]}), {0}, {});
+  const pid_t child = ::fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    rig.engine->close();
+    rig.engine.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(load->ticket.wait());
+  CHECK(rig.engine->load(rig.lease({keys[1]}), {1}, {})->wait());
+  CHECK(rig.page_is(0, keys[0]) && rig.page_is(1, keys[1]));
 }
 
 }  // namespace hpkv
