@@ -110,7 +110,7 @@ def test_without_the_switch_nothing_heavy_is_imported(
 ) -> None:
     off = resolve(warm, site, SGLANG_PLUGINS="hpkv")
     assert set(off["ours"]) == {
-        f"hpkv_sglang{name}" for name in ("", ".config", ".errors", ".hooks", ".plugin")
+        f"hpkv_sglang{name}" for name in ("", ".config", ".errors", ".flags", ".hooks", ".plugin")
     }
     foreign = set(off["loaded"]) - set(without["loaded"]) - set(off["ours"])
     assert not {name for name in foreign if name.partition(".")[0] not in sys.stdlib_module_names}
