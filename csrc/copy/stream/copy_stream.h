@@ -6,8 +6,8 @@
 //
 // The relay turns the caller's event into one of ours while the caller still is in submit(): from
 // then on it may record its event again or destroy it. And the copy stream takes each wait right
-// before the copies it is for: taken at submission it would hold up the layers of earlier loads that
-// are not enqueued yet, and with them the forward pass that reads those.
+// before the copies it is for: taken at submission it would hold up the layers of earlier loads
+// that are not enqueued yet, and with them the forward pass that reads those.
 //
 // Threads: any.
 #pragma once
