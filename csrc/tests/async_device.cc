@@ -81,6 +81,11 @@ void AsyncDevice::fail_call(std::uint64_t nth, bool lost) {
   has_failed_.store(false);
 }
 
+void AsyncDevice::fail_calls(const std::string& name, int count) {
+  const std::lock_guard lock(mutex_);
+  fail_named_[name] = count;
+}
+
 StreamHandle AsyncDevice::made_stream(std::size_t index) {
   const std::lock_guard lock(mutex_);
   return streams_.at(index);
@@ -97,9 +102,13 @@ Status AsyncDevice::call(const char* name, int line) {
   const std::lock_guard lock(mutex_);
   ++calls_;
   if (lost_) return Status::failed("async_device.cc", line, std::string(name) + ": device lost");
-  if (fail_at_ == 0 || calls_ != fail_at_) return {};
+  const auto named = fail_named_.find(name);
+  const bool is_named = named != fail_named_.end() && named->second > 0;
+  if (is_named) --named->second;
+  const bool is_counted = fail_at_ != 0 && calls_ == fail_at_;
+  if (!is_named && !is_counted) return {};
   has_failed_.store(true);
-  if (lose_) {
+  if (is_counted && lose_) {
     lost_ = true;
     changed_.notify_all();
   }

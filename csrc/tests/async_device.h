@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -49,6 +50,8 @@ class AsyncDevice final : public stream::Device {
   void release_all();
   // The nth call from now on that returns a status fails (0: none); all later ones too when `lost`.
   void fail_call(std::uint64_t nth, bool lost = false);
+  // The next `count` calls of that name fail.
+  void fail_calls(const std::string& name, int count);
   [[nodiscard]] bool has_failed() const { return has_failed_.load(); }
   // Streams in the order in which they were made.
   [[nodiscard]] stream::StreamHandle made_stream(std::size_t index);
@@ -111,6 +114,7 @@ class AsyncDevice final : public stream::Device {
   std::vector<std::unique_ptr<Queue>> owned_;   // mutex_
   std::vector<std::unique_ptr<Event>> events_;  // live ones; mutex_
   std::vector<std::thread::id> waited_;         // mutex_
+  std::map<std::string, int> fail_named_;       // mutex_
   std::uint64_t fail_at_ = 0;                   // mutex_
   std::uint64_t calls_ = 0;                     // mutex_
   bool lose_ = false;                           // with the failure; mutex_

@@ -167,6 +167,8 @@ TEST(page_indices_that_only_the_device_has_are_read_behind_the_event) {
   const auto load = rig.engine->load_resident(
       rig.lease(keys), {first_slots.data(), 3, StreamRig::kTokens}, event.get());
   CHECK(load->wait_layer_on(rig.forward, 2));
+  std::this_thread::sleep_for(milliseconds(5));
+  CHECK(!load->ticket.layer_done(0));
   rig.device->release(rig.forward);
   CHECK(load->ticket.wait());
   CHECK(rig.page_is(20, keys[0]) && rig.page_is(3, keys[1]) && rig.page_is(11, keys[2]));

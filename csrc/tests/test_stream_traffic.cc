@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "copy/stream/engine.h"
@@ -296,6 +297,43 @@ TEST(each_device_call_that_fails_once_ends_copying_and_nothing_else) {
 TEST(a_device_that_is_lost_at_any_call_ends_copying_and_nothing_else) {
   for (const CopyPath path : {CopyPath::kernel, CopyPath::batch}) {
     CHECK(fail_each_call(path, true) > 20);
+  }
+}
+
+// The device may go on with what was enqueued before the call that failed.
+TEST(no_page_is_given_back_before_the_device_has_stopped_whatever_wait_fails) {
+  for (const int failing_drains : {0, 1}) {
+    StreamRig rig;
+    const auto keys = random_keys(2);
+    rig.device->hold(rig.to_host());
+    rig.device->fail_calls("synchronize", 1);
+    rig.device->fail_calls("synchronize_stream", failing_drains);
+    const auto spill = rig.engine->spill(keys, {5, 6}, {});
+    while (!rig.engine->poisoned()) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(!spill->device_done() && rig.pool->stats().writing == 2);
+    rig.device->release_all();
+    spill->wait();
+    CHECK(spill->dropped() == 2);
+    CHECK(rig.engine->error_count() == static_cast<std::uint64_t>(1 + failing_drains));
+  }
+}
+
+TEST(no_pin_is_given_back_before_the_device_has_stopped_whatever_wait_fails) {
+  for (const int failing_drains : {0, 1}) {
+    StreamRig rig;
+    const auto keys = random_keys(2);
+    rig.store(keys);
+    rig.device->hold(rig.to_device());
+    rig.device->fail_calls("synchronize", 1);
+    rig.device->fail_calls("synchronize_stream", failing_drains);
+    const auto load = rig.engine->load(rig.lease(keys), {0, 1}, {});
+    while (!rig.engine->poisoned()) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(!load->done() && rig.pool->stats().pinned == 2);
+    rig.device->release_all();
+    CHECK(!load->wait());
+    check_after_error(rig, keys);
   }
 }
 
