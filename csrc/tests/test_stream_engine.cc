@@ -228,6 +228,7 @@ TEST(a_spill_that_is_cancelled_while_the_device_reads_is_not_published) {
   rig.device->hold(rig.to_host());
   const auto spill = rig.engine->spill(keys, {0, 1}, {});
   while (rig.pool->stats().writing != 2) std::this_thread::yield();
+  CHECK(!spill->wait_device(milliseconds(5)));  // by now the device has the copies
   spill->cancel();
   CHECK(!spill->device_done());
   rig.device->release(rig.to_host());
@@ -299,10 +300,10 @@ TEST(closing_waits_for_copies_that_the_device_has) {
     closed = true;
   });
   std::this_thread::sleep_for(milliseconds(10));
-  CHECK(!closed && !load->ticket.done() && !spill->device_done());
-  rig.device->release(rig.to_device());
-  rig.device->release(rig.to_host());
+  const bool waited = !closed && !load->ticket.done() && !spill->device_done();
+  rig.device->release_all();
   closer.join();
+  CHECK(waited);
   CHECK(load->ticket.done() && spill->done());
   CHECK(rig.pool->stats().pinned == 0 && rig.pool->stats().writing == 0);
 }

@@ -2,11 +2,15 @@
 //
 //   submit    caller      takes the event to wait for; queues
 //   read      thread 1    reserves blocks, enqueues copies of batches of pages behind that event
-//   land      thread 2    waits for the device: from here on the pages may be reused (device_done)
+//   land      thread 2    waits for the device: ends the reads of the batch
 //   store     threads 3+  copy each page into its block with its checksum in one pass, publish
 //
 // Bounds: the slots, half of our quota of reserved blocks, and the pages that may wait. Thread 1
 // waits for slots; what does not fit in the queue meanwhile is dropped and counted.
+//
+// A ticket says device_done as SpillTicket defines it: once cancelled, when the reads in progress
+// have ended; otherwise with the outcome of its last page, which is the store's and so later than
+// the device needs.
 #pragma once
 
 #include <atomic>
