@@ -95,7 +95,10 @@ class Sources:
             blocks = source_of(self._identity.namespace.words(), self._identity.heads, theirs)
             if blocks is not None:
                 self._foreign.append(self._source(namespace_id, block_bytes, blocks))
-                logger.info("hpkv: namespace %s fits: %s", namespace_id.hex()[:12], theirs)
+                logger.info(
+                    "hpkv: namespace %s fits: %s %s",
+                    *(namespace_id.hex()[:12], theirs["layout"], theirs["parallel"]),
+                )
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # Words of another program or version may be anything.
             logger.warning("hpkv: blocks of namespace %s not used: %r", namespace_id.hex(), error)
