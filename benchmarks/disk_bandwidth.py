@@ -1,9 +1,9 @@
 """How fast do blocks go to disk and come back, against the disk itself?
 
 Blocks of 1 to 8 MiB are demoted from the pool and promoted back; fio does the same amount of I/O in
-between, in turns: same block size, as many threads (one request each), O_DIRECT where the store uses it, its buffer in
-shared memory as the pool is, into files fallocated and not yet written, synced at the end. Reads
-are of files that were just written, by both.
+between, in turns: same block size, as many threads (one request each), O_DIRECT where the store
+uses it, its buffer in shared memory as the pool is, into files fallocated and not yet written,
+synced at the end. Reads are of files that were just written, by both.
 
     python benchmarks/disk_bandwidth.py [--json] [--directory DIR] [--rounds N] [--mib N]
 
