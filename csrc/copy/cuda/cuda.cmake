@@ -8,7 +8,9 @@ if(HPKV_CUDA)
   endif()
   add_library(hpkv_cuda OBJECT ${CMAKE_CURRENT_LIST_DIR}/device.cu)
   target_include_directories(hpkv_cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../..)
-  set_target_properties(hpkv_cuda PROPERTIES CUDA_ARCHITECTURES "80-real;90-real;100-real;100-virtual")
+  set_target_properties(hpkv_cuda PROPERTIES
+      CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+      CUDA_ARCHITECTURES "80-real;90-real;100-real;100-virtual")
   target_compile_options(hpkv_cuda PRIVATE --Werror=all-warnings
       -Xcompiler=-Wall,-Wextra,-Wconversion,-Wshadow,-Werror)
 endif()
