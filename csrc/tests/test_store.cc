@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/crc32c.h"
 #include "disk/store.h"
 #include "tests/check.h"
 #include "tests/faulty_files.h"
