@@ -38,7 +38,7 @@ def pool() -> Iterator[Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[("llama", 1), ("llama", 2), ("deepseek", 1), ("deepseek", 2)],
+    params=[("llama", 1), ("deepseek", 2)],
     ids=lambda of: f"{of[0]}, {of[1]} ranks",
 )
 def server(
