@@ -19,7 +19,6 @@ from hpkv_sglang.namespace import Namespace, scope_mask
 from hpkv_sglang.radix.lookup import hash_pages
 from hpkv_testing.client import Answer
 from hpkv_testing.fixtures import ServerFactory
-from hpkv_testing.models import TinyLlama, checkpoint
 from hpkv_testing.server import Server
 from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 from tests.e2e.support import (
@@ -165,18 +164,4 @@ def test_replicas_of_data_parallel_attention_read_each_others_blocks(
     assert tiers == [(0, 0), (0, hit), (hit, 0), (hit, 0)]
     for answer in answers[1:]:
         assert_same_answer(answer, answers[2])
-    server.kill()
-
-
-def test_ranks_that_pad_the_heads_do_not_share_them(
-    server_factory: ServerFactory, pool: Path
-) -> None:
-    """One KV head and two ranks: on a CPU the second rank holds padding, not the same head."""
-    model = checkpoint(TinyLlama(kv_heads=1))
-    (server,) = server_factory.fresh(tiered(model, pool, tp_size=2))
-    work = prompts(2, LENGTH, seed=73)
-    references = [device_hit(server, tokens) for tokens in work]
-    server.flush_cache()
-    for answer, reference in zip(served(server, work, "host"), references, strict=True):
-        assert_same_answer(answer, reference)
     server.kill()
