@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from hpkv_sglang._core import CopyEngine, Pool
 from hpkv_sglang.copy.interface import Engine
@@ -10,38 +11,40 @@ from hpkv_sglang.errors import RefusedError
 from hpkv_sglang.layout.base import PoolLayout
 
 
-def engine_for(
+class Copier(NamedTuple):
+    """An engine, and what is particular about its device.
+
+    engine     copies between the pages of a layout and a pool
+    landing    what it copies blocks into: the pages, or its staging area. Sources of blocks in
+               other formats are built over it
+    is_broken  whether the device failed: then every spill is dropped and every load fails
+    """
+
+    engine: Engine
+    landing: PoolLayout
+    is_broken: Callable[[], bool]
+
+
+def copier_for(
     pool: Pool, namespace_index: int, layout: PoolLayout, forward_stream: Any = None
-) -> Engine:
+) -> Copier:
     """The engine between `layout`'s pages and `pool`. RefusedError for a device nobody reaches.
 
     `forward_stream`: the stream of SGLang's forward passes, where the device has streams.
     """
     device = layout.tensors[0].pages.device.type
     if device == "cpu":
-        return CopyEngine(pool, namespace_index, layout.block)
+        engine = CopyEngine(pool, namespace_index, layout.block)
+        return Copier(engine, layout, lambda: False)
     if device == "npu":
         from hpkv_sglang.npu.engine import NpuEngine
         from hpkv_sglang.npu.streams import TorchNpuStreams
 
-        return NpuEngine(pool, namespace_index, layout, TorchNpuStreams(forward_stream))
+        staged = NpuEngine(pool, namespace_index, layout, TorchNpuStreams(forward_stream))
+        return Copier(staged, staged.staged_layout, lambda: staged.poisoned)
     raise RefusedError.build(
         "--enable-hpkv",
         "the memory of this device is out of the copy engine's reach",
         device,
         "This version copies to and from CPU and Ascend NPU memory. Run without --enable-hpkv.",
     )
-
-
-def landing_layout(engine: Engine, layout: PoolLayout) -> PoolLayout:
-    """What `engine` copies blocks into, for pages of `layout`: the pages, or its staging area.
-
-    Sources of blocks in other formats are built over it.
-    """
-    staged: PoolLayout | None = getattr(engine, "staged_layout", None)
-    return layout if staged is None else staged
-
-
-def is_broken(engine: Engine) -> bool:
-    """Whether the engine's device failed: then it drops every spill and fails every load."""
-    return bool(getattr(engine, "poisoned", False))

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpkv_sglang._core import CopyEngine, KeyBatch, Lease, Pool, VerifyTicket
+from hpkv_sglang.npu.lane import Lane
 from hpkv_sglang.npu.loads import StagedLoads
 from hpkv_sglang.npu.spills import StagedSpills
 from hpkv_sglang.npu.staging import DeviceHealth, InjectedFaults, StagingSlots
@@ -68,23 +69,19 @@ class NpuEngine:
         load_slots = StagingSlots(range((count + 1) // 2))
         spill_slots = StagingSlots(range(load_slots.count, count))
         direct = exchange_fits(device, self._staging, layers)
-        self._spills = StagedSpills(
-            device,
-            self._inner,
-            pool,
-            layers=layers,
-            transfer=transfer_for(device, self._staging, layers, spill_slots.count, direct=direct),
-            slots=spill_slots,
-            health=self._health,
+        loads, spills = (
+            Lane(
+                device=device,
+                inner=self._inner,
+                layers=layers,
+                transfer=transfer_for(device, self._staging, layers, slots.count, direct=direct),
+                slots=slots,
+                health=self._health,
+            )
+            for slots in (load_slots, spill_slots)
         )
-        self._loads = StagedLoads(
-            device,
-            self._inner,
-            layers=layers,
-            transfer=transfer_for(device, self._staging, layers, load_slots.count, direct=direct),
-            slots=load_slots,
-            health=self._health,
-        )
+        self._spills = StagedSpills(spills, pool)
+        self._loads = StagedLoads(loads)
 
     @property
     def poisoned(self) -> bool:

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpkv_sglang._core import CopyEngine, Lease, LoadTicket
-from hpkv_sglang.npu.staging import DeviceHealth, InjectedFaults, JobCount, StagingSlots
-from hpkv_sglang.npu.streams import DeviceEvent, DeviceStreams, PageIndices
+from hpkv_sglang._core import Lease, LoadTicket
+from hpkv_sglang.npu.lane import Lane, start_threads
+from hpkv_sglang.npu.staging import InjectedFaults, JobCount
+from hpkv_sglang.npu.streams import DeviceEvent, PageIndices
 from hpkv_sglang.npu.tickets import StagedLoad
-from hpkv_sglang.npu.transfer import LayerPages, PageTransfer
 
 if TYPE_CHECKING:
     from hpkv_sglang._core import BlockSource
@@ -57,23 +57,9 @@ class _Used:
 class StagedLoads:
     """Both threads and what they share. Close the core's engine first: that ends its tickets."""
 
-    def __init__(
-        self,
-        device: DeviceStreams,
-        inner: CopyEngine,
-        *,
-        layers: tuple[LayerPages, ...],
-        transfer: PageTransfer,
-        slots: StagingSlots,
-        health: DeviceHealth,
-    ) -> None:
-        self._device = device
-        self._inner = inner
-        self._layers = layers
-        self._transfer = transfer
-        self._slots = slots
-        self._health = health
-        self._stream = device.new_stream("h2d")
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._stream = lane.device.new_stream("h2d")
         self.faults = InjectedFaults()
         self.jobs = JobCount()
         self.ticket_count = 0
@@ -83,32 +69,22 @@ class StagedLoads:
         self._open_tickets: set[StagedLoad] = set()
         self._to_copy: SimpleQueue[_Job | None] = SimpleQueue()
         self._to_finish: SimpleQueue[_Used | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=body, name=f"hpkv-npu-{name}", daemon=True)
-            for name, body in (("load", self._copy_all), ("land", self._finish_all))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = start_threads({"load": self._copy_all, "land": self._finish_all})
 
     # ---- callers ----
 
     def submit(self, lease: Lease, pages: PageIndices, source: BlockSource | None) -> StagedLoad:
         """Queue and return. The ticket takes the lease over; an empty one fails it."""
-        ticket = StagedLoad(self._device, len(self._layers))
-        failing = self.faults.take_failure() or self._health.poisoned
+        ticket = StagedLoad(self._lane.device, len(self._lane.layers))
+        failing = self.faults.take_failure() or self._lane.health.poisoned
         failing = failing or (lease.count == 0 and len(pages) > 0)
-        after: list[DeviceEvent] = []
-        try:
-            after = [] if failing else self._events()
-        except Exception as error:  # noqa: BLE001  # whatever a device library raises
-            self._health.fail("load", error)
-            failing = True
+        after = None if failing else self._lane.events_of_users("load")
         with self._lock:
             self.ticket_count += 1
             if len(pages) == 0:
                 ticket.finish()
                 return ticket
-            if not (failing or self._closed or len(self._open_tickets) >= TICKETS_MAX):
+            if after is not None and not self._closed and len(self._open_tickets) < TICKETS_MAX:
                 self._open_tickets.add(ticket)
                 self.jobs.add()
                 # All pins in an object of ours: the caller's lease is empty from here on.
@@ -121,13 +97,6 @@ class StagedLoads:
         ticket.finish()
         return ticket
 
-    def _events(self) -> list[DeviceEvent]:
-        """Whoever may still use the target pages: their previous owner's forward above all."""
-        streams = [self._device.current_stream()]
-        if self._device.forward_stream is not None:
-            streams.append(self._device.forward_stream)
-        return [stream.record_event() for stream in streams]
-
     def fail_all(self) -> None:
         """Fail what is not over and end its waits; later submissions fail."""
         with self._lock:
@@ -137,7 +106,7 @@ class StagedLoads:
             tickets = list(self._open_tickets)
         for ticket in tickets:
             ticket.fail()
-        self._slots.close()
+        self._lane.slots.close()
 
     def close(self) -> None:
         """Wait for copies in progress. Blocks. `fail_all` before it."""
@@ -145,18 +114,18 @@ class StagedLoads:
             thread.join()
 
     def check(self) -> list[str]:
-        return self._slots.check()
+        return self._lane.slots.check()
 
     # ---- the copying thread ----
 
     def _copy_all(self) -> None:
-        self._device.enter_thread()
+        self._lane.device.enter_thread()
         while (job := self._to_copy.get()) is not None:
             landed = False
             try:
                 landed = self._copy(job)
             except Exception as error:  # noqa: BLE001  # whatever a device library raises
-                self._health.fail("load", error)
+                self._lane.health.fail("load", error)
             job.lease.release()
             if not landed:
                 job.ticket.fail()
@@ -167,7 +136,7 @@ class StagedLoads:
         try:
             event: DeviceEvent = self._stream.record_event()
         except Exception as error:  # noqa: BLE001  # whatever a device library raises
-            self._health.fail("load", error)
+            self._lane.health.fail("load", error)
             return None
         return event
 
@@ -176,13 +145,13 @@ class StagedLoads:
         for event in job.after:
             self._stream.wait_event(event)
         count = len(job.pages)
-        size = count if count <= self._slots.count else max(1, self._slots.count // 2)
+        size = count if count <= self._lane.slots.count else max(1, self._lane.slots.count // 2)
         per_page = 1 if job.source is None else job.source.blocks_per_page
         for first in range(0, count, size):
             pages = job.pages[first : first + size]
-            slots = self._slots.take(len(pages), len(pages))
-            if not slots or job.ticket.failed or self._health.poisoned:
-                self._slots.give(slots)
+            slots = self._lane.slots.take(len(pages), len(pages))
+            if not slots or job.ticket.failed or self._lane.health.poisoned:
+                self._lane.slots.give(slots)
                 return False
             part = job.lease.take(len(pages) * per_page)
             if not self._copy_batch(job, part, pages, slots, is_last=first + size >= count):
@@ -195,17 +164,17 @@ class StagedLoads:
         """One batch, layer by layer. Gives the slots on to the finishing thread, come what may."""
         where = np.asarray(slots, dtype=np.int64)
         if job.source is None:
-            inner = self._inner.load(lease, where)
+            inner = self._lane.inner.load(lease, where)
         else:
-            inner = self._inner.load(lease, where, job.source)
+            inner = self._lane.inner.load(lease, where, job.source)
         try:
-            with self._device.on(self._stream):
-                indices = self._transfer.prepare(pages)
-                for number, layer in enumerate(self._layers):
+            with self._lane.device.on(self._stream):
+                indices = self._lane.transfer.prepare(pages)
+                for number, layer in enumerate(self._lane.layers):
                     inner.wait_layer(number)
                     if _has_failed(inner) or job.ticket.failed:
                         break
-                    self._transfer.to_device(layer, indices, slots)
+                    self._lane.transfer.to_device(layer, indices, slots)
                     if is_last:
                         job.ticket.enqueued(number, self._stream.record_event())
         finally:
@@ -217,19 +186,19 @@ class StagedLoads:
     # ---- the finishing thread ----
 
     def _finish_all(self) -> None:
-        self._device.enter_thread()
+        self._lane.device.enter_thread()
         while (used := self._to_finish.get()) is not None:
             try:
                 if used.event is not None:
                     used.event.synchronize()
             except Exception as error:  # noqa: BLE001  # whatever a device library raises
-                self._health.fail("load", error)
-            self._slots.give(used.slots)
+                self._lane.health.fail("load", error)
+            self._lane.slots.give(used.slots)
             if used.job is not None:
                 self._finish(used.job)
 
     def _finish(self, job: _Job) -> None:
-        if self._health.poisoned:
+        if self._lane.health.poisoned:
             job.ticket.fail()
         with self._lock:
             self._open_tickets.discard(job.ticket)

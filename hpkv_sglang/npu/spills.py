@@ -22,11 +22,11 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from hpkv_sglang._core import CopyEngine, KeyBatch, Pool, SpillTicket
-from hpkv_sglang.npu.staging import DeviceHealth, InjectedFaults, JobCount, StagingSlots
-from hpkv_sglang.npu.streams import DeviceEvent, DeviceStreams, PageIndices
+from hpkv_sglang._core import KeyBatch, Pool, SpillTicket
+from hpkv_sglang.npu.lane import Lane, start_threads
+from hpkv_sglang.npu.staging import InjectedFaults, JobCount
+from hpkv_sglang.npu.streams import DeviceEvent, PageIndices
 from hpkv_sglang.npu.tickets import StagedSpill
-from hpkv_sglang.npu.transfer import LayerPages, PageTransfer
 
 QUEUED_PAGES_MAX = 1 << 20
 
@@ -68,25 +68,10 @@ class SpillCounts:
 class StagedSpills:
     """Both threads and what they share. `close` before the core's engine is closed."""
 
-    def __init__(
-        self,
-        device: DeviceStreams,
-        inner: CopyEngine,
-        pool: Pool,
-        *,
-        layers: tuple[LayerPages, ...],
-        transfer: PageTransfer,
-        slots: StagingSlots,
-        health: DeviceHealth,
-    ) -> None:
-        self._device = device
-        self._inner = inner
+    def __init__(self, lane: Lane, pool: Pool) -> None:
+        self._lane = lane
         self._pool = pool
-        self._layers = layers
-        self._transfer = transfer
-        self._slots = slots
-        self._health = health
-        self._stream = device.new_stream("d2h")
+        self._stream = lane.device.new_stream("d2h")
         self.faults = InjectedFaults()
         self.counts = SpillCounts()
         self.jobs = JobCount()
@@ -95,12 +80,7 @@ class StagedSpills:
         self._open_tickets: set[StagedSpill] = set()
         self._to_read: SimpleQueue[_Job | None] = SimpleQueue()
         self._to_store: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=body, name=f"hpkv-npu-{name}", daemon=True)
-            for name, body in (("read", self._read_all), ("store", self._store_all))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = start_threads({"read": self._read_all, "store": self._store_all})
 
     # ---- callers ----
 
@@ -109,17 +89,13 @@ class StagedSpills:
         ticket = StagedSpill(len(pages))
         if ticket.done:
             return ticket
-        failing = self.faults.take_failure() or self._health.poisoned
-        try:
-            after = [] if failing else self._events()
-        except Exception as error:  # noqa: BLE001  # whatever a device library raises
-            self._health.fail("spill", error)
-            failing = True
+        failing = self.faults.take_failure() or self._lane.health.poisoned
+        after = None if failing else self._lane.events_of_users("spill")
         order = _turn_order(len(pages), turn, turns)
-        job = _Job(ticket, _reordered(keys, order), pages[order], after, keys, (turn, turns))
+        job = _Job(ticket, _reordered(keys, order), pages[order], after or [], keys, (turn, turns))
         with self._lock:
             full = self.counts.queued + len(pages) > QUEUED_PAGES_MAX
-            if not (failing or full or self._closed):
+            if after is not None and not full and not self._closed:
                 self.counts.queued += len(pages)
                 self.jobs.add()
                 self._open_tickets.add(ticket)
@@ -132,13 +108,6 @@ class StagedSpills:
         ticket.finish(stored=0, present=0, dropped=len(pages))
         return ticket
 
-    def _events(self) -> list[DeviceEvent]:
-        """Whoever may still write the pages: the stream that chose them, and the model's."""
-        streams = [self._device.current_stream()]
-        if self._device.forward_stream is not None:
-            streams.append(self._device.forward_stream)
-        return [stream.record_event() for stream in streams]
-
     def close(self) -> None:
         """Drop what is not read, finish what is. Blocks. Later submissions are dropped."""
         with self._lock:
@@ -149,23 +118,23 @@ class StagedSpills:
             tickets = list(self._open_tickets)
         for ticket in tickets:
             ticket.cancel()
-        self._slots.close()
+        self._lane.slots.close()
         for thread in self._threads:
             thread.join()
 
     def check(self) -> list[str]:
-        return self._slots.check()
+        return self._lane.slots.check()
 
     # ---- the reading thread ----
 
     def _read_all(self) -> None:
-        self._device.enter_thread()
+        self._lane.device.enter_thread()
         while (job := self._to_read.get()) is not None:
             try:
                 for first, end in self._absent_runs(job):
                     self._read_run(job, first, end)
             except Exception as error:  # noqa: BLE001  # a bug of ours must not end this thread
-                self._health.fail("spill", error)
+                self._lane.health.fail("spill", error)
             with self._lock:
                 self.counts.queued -= len(job.pages)
             self._to_store.put(_Batch(job))
@@ -183,7 +152,7 @@ class StagedSpills:
                 first += present
                 continue
             end = first + 1
-            while end < min(count, first + self._slots.count) and not self._pool.lookup(
+            while end < min(count, first + self._lane.slots.count) and not self._pool.lookup(
                 job.keys[end : end + 1]
             ):
                 end += 1
@@ -195,10 +164,10 @@ class StagedSpills:
         while first < end:
             self._delay(job)
             # Half of the slots are read into while the other half is stored.
-            half = max(1, self._slots.count // 2)
-            slots = self._slots.take(min(half, end - first), end - first)
-            if not slots or self._health.poisoned or not job.ticket.begin_read():
-                self._slots.give(slots)
+            half = max(1, self._lane.slots.count // 2)
+            slots = self._lane.slots.take(min(half, end - first), end - first)
+            if not slots or self._lane.health.poisoned or not job.ticket.begin_read():
+                self._lane.slots.give(slots)
                 break
             count = len(slots)
             landed = self._read_batch(job, first, slots)
@@ -206,7 +175,7 @@ class StagedSpills:
                 job.batch_count += 1
                 self._to_store.put(_Batch(job, job.keys[first : first + count], slots))
             else:
-                self._slots.give(slots)
+                self._lane.slots.give(slots)
                 self._count_dropped(count)
             first += count
         self._count_dropped(end - first)
@@ -215,18 +184,18 @@ class StagedSpills:
     def _read_batch(self, job: _Job, first: int, slots: list[int]) -> bool:
         """Copy one batch and wait until the device is through with it."""
         try:
-            with self._device.on(self._stream):
+            with self._lane.device.on(self._stream):
                 for event in job.after:
                     self._stream.wait_event(event)
-                pages = self._transfer.prepare(job.pages[first : first + len(slots)])
-                for number, layer in enumerate(self._layers):
-                    self._transfer.to_host(layer, pages, slots)
+                pages = self._lane.transfer.prepare(job.pages[first : first + len(slots)])
+                for number, layer in enumerate(self._lane.layers):
+                    self._lane.transfer.to_host(layer, pages, slots)
                     if self.faults.delay_us[number]:
                         time.sleep(self.faults.delay_us[number] / 1e6)
                 read = self._stream.record_event()
             read.synchronize()
         except Exception as error:  # noqa: BLE001  # whatever a device library raises
-            self._health.fail("spill", error)
+            self._lane.health.fail("spill", error)
             return False
         return True
 
@@ -247,15 +216,15 @@ class StagedSpills:
                 batch.job.stored += stored.stored
                 batch.job.present += stored.present
             except Exception as error:  # noqa: BLE001  # a bug of ours must not end this thread
-                self._health.fail("spill", error)
-            self._slots.give(batch.slots)
+                self._lane.health.fail("spill", error)
+            self._lane.slots.give(batch.slots)
 
     def _spill(self, job: _Job, keys: KeyBatch, slots: PageIndices) -> SpillTicket:
         turn, turns = job.turns
         if turns == 1:
-            return self._inner.spill(keys, slots)
+            return self._lane.inner.spill(keys, slots)
         # In order already; the core's engine is told so that it counts what others write.
-        return self._inner.spill(keys, slots, turn, turns)
+        return self._lane.inner.spill(keys, slots, turn, turns)
 
     def _finish(self, job: _Job) -> None:
         # Within a batch the tail is older than the head and goes first; batches, and pages that
@@ -264,7 +233,7 @@ class StagedSpills:
             try:
                 self._pool.touch(job.recency)
             except Exception as error:  # noqa: BLE001  # a bug of ours must not end this thread
-                self._health.fail("spill", error)
+                self._lane.health.fail("spill", error)
         dropped = len(job.pages) - job.stored - job.present
         job.ticket.finish(stored=job.stored, present=job.present, dropped=dropped)
         with self._lock:

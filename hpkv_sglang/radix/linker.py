@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from hpkv_sglang._core import CorePoolError, KeyScope, Lease, Pool
 from hpkv_sglang.config import CrossTp, Settings
-from hpkv_sglang.copy.engines import engine_for, landing_layout
+from hpkv_sglang.copy.engines import Copier, copier_for
 from hpkv_sglang.copy.interface import Engine, PageIndices, VerifyTicket
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.detect import detect_layout
@@ -91,23 +91,27 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             namespace.id, namespace.descriptor, self.layout.block.block_bytes
         )
         self.scope = KeyScope(self.identity.scope_mask)
-        self.engine = self._make_engine(self.pool, self.namespace_index)
+        copier = self._make_copier(self.pool, self.namespace_index)
+        self.engine: Engine = copier.engine
+        self.engine_is_broken = copier.is_broken
         self.sources = Sources(
             self.pool,
             Source(namespace_id=namespace.id, scopes=(self.scope,)),
             self.identity,
-            landing_layout(self.engine, self.layout),
+            copier.landing,
             foreign=self.settings.cross_tp is CrossTp.ON,
         )
 
-    def _make_engine(self, pool: Pool, namespace_index: int) -> Engine:
-        return engine_for(pool, namespace_index, self.layout, self.forward_stream)
+    def _make_copier(self, pool: Pool, namespace_index: int) -> Copier:
+        return copier_for(pool, namespace_index, self.layout, self.forward_stream)
 
     def _self_test(self) -> str | None:
         """Why blocks of this layout cannot be trusted; None when a page came back as it was."""
         directory = str(Path(self.pool.path).parent)
         try:
-            return page_round_trip(directory, self.layout, self._make_engine)
+            return page_round_trip(
+                directory, self.layout, lambda *place: self._make_copier(*place).engine
+            )
         except (CorePoolError, OSError) as error:
             logger.warning("hpkv: no place for the page self-test, it is left out: %s", error)
             return None

@@ -115,7 +115,11 @@ class Sources:
                 layout.block,
                 block_bytes=block_bytes,
                 parts=[
-                    join(layout.devices, shard.columns or layout.columns, layout.page_size)
+                    join(
+                        layout.devices,
+                        layout.columns if shard.columns is None else shard.columns,
+                        layout.page_size,
+                    )
                     for shard in blocks.shards
                 ],
             ),

@@ -29,7 +29,6 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
     UnifiedCacheLinkerWrapper,
 )
 
-from hpkv_sglang.copy.engines import is_broken
 from hpkv_sglang.radix.linker import HpkvLinker
 from hpkv_sglang.radix.lookup import Tail
 from hpkv_sglang.radix.promotions import Promotions, Wanted
@@ -109,7 +108,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         run = find_run(self.tiers.pool, self.tiers.sources, tail)
         if self.promotions is not None:
             self.promotions.release_settled(req.rid)  # the run holds what they brought
-        usable = 0 if is_broken(self.tiers.engine) else run.verified_pages
+        usable = 0 if self.tiers.engine_is_broken() else run.verified_pages
         worth = self.tiers.economy.pages_worth_loading(usable)
         hit_pages = self._agree_min([worth])[0]
         self._promises[req.rid] = _Promise(tail, run, self._tick)
