@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpkv_sglang.cli.attachment import attached as attach
+from hpkv_sglang.namespace import Namespace
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
 from tests.e2e.support import (
@@ -123,6 +124,10 @@ def test_pins_return_and_the_pool_is_sound_after_the_work(server: Server, pool: 
     with attach(str(pool), read_only=True) as attached:
         assert attached.stats()["pinned"] == 0
         assert attached.check() == []
+        described = [
+            Namespace.unpack(id_, text).words() for id_, text, _, _ in attached.namespaces()
+        ]
+    assert {words["numerics"]["cross_tp"] for words in described} == {"off"}
 
 
 def _abort_half_way(server: Server, asks: list) -> None:

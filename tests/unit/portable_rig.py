@@ -7,20 +7,25 @@ classes built on CPU tensors. Rows are read and written through torch, not throu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from npu_pools import PAGE, npu_mla
+from sglang_pools import PAGE, mha, mla, npu_mla
 
 from hpkv_sglang._core import CopyEngine, KeyScope, Pool, Store
+from hpkv_sglang.config import PromotePolicy
 from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.layout.heads import heads_of
 from hpkv_sglang.namespace import ModelIdentity
 from hpkv_sglang.radix.identity import RankIdentity
 from hpkv_sglang.radix.lookup import RequestPages, Tail
+from hpkv_sglang.radix.promotions import Promotions
 from hpkv_sglang.radix.runs import Run, find_run
 from hpkv_sglang.radix.sources import Source, Sources
+from hpkv_sglang.radix.worth import LoadEconomy
+from hpkv_sglang.radix.wrapper import HpkvLinkerWrapper, _Promise
 
 MODEL = ModelIdentity(
     model="m",
@@ -101,9 +106,12 @@ class Rank:
         assert ticket.stored == len(pages)
 
     def find(self, hashes: list[str]) -> Run:
+        return find_run(self.host, self.sources, self.tail(hashes))
+
+    def tail(self, hashes: list[str]) -> Tail:
         pages = RequestPages(self.sources.own.scopes[0])
         pages.hashes, pages.keys = hashes, self.sources.own.keys(hashes)
-        return find_run(self.host, self.sources, Tail(pages, 0, len(hashes)))
+        return Tail(pages, 0, len(hashes))
 
     def load(self, run: Run, pages: list[int]) -> bool:
         """As `QueuedLoad` does: each part of the run into its pages."""
@@ -129,46 +137,33 @@ def to_disk_only(host: Pool, store: Store, writer: Rank, hashes: list[str]) -> N
 
 
 def promote(store: Store, reader: Rank, hashes: list[str]) -> None:
-    """What only the disk has comes back for a reader of another kind."""
-    for source in [reader.sources.own, *reader.sources.foreign()]:
-        keys = source.keys(hashes)
-        if store.lookup(keys) == len(keys):
-            ticket = store.promote(index_of(reader, source), keys)
-            assert ticket.wait(60.0) and ticket.count == ticket.from_disk == len(keys)
-            ticket.release()
-            return
-    raise AssertionError("nobody's blocks are on disk")
+    """What only the disk has comes back for a reader of another kind, as the tree asks for it."""
+    side = HpkvLinkerWrapper.__new__(HpkvLinkerWrapper)
+    side.tiers = SimpleNamespace(  # type: ignore[assignment]
+        namespace_index=index_of(reader, reader.sources.own), sources=reader.sources
+    )
+    economy = LoadEconomy(PAGE, 1)
+    promotions = Promotions(store, reader.host, PromotePolicy.WAIT_COMPLETE, economy)
+    promise = _Promise(reader.tail(hashes), reader.find(hashes), 0)
+    ticket = promotions.start("r", side._wanted(promise, promotions))
+    assert ticket is not None and ticket.wait(60.0)
+    promotions.settle("r")
+    assert promotions.take_from_disk("r") == len(hashes)
+    promotions.release_settled("r")
 
 
 # ---- latent attention: one table of rows, [layers, slots, RANK + ROPE] ----
 
 
-def fused_pool() -> Any:
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
-
-    return MLATokenToKVPool(
-        size=PAGES * PAGE,
-        page_size=PAGE,
-        dtype=torch.bfloat16,
-        kv_lora_rank=RANK,
-        qk_rope_head_dim=ROPE,
-        layer_num=LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-
-
 def latent_pool(name: str) -> Any:
     """The pool class whose native format is `name`."""
-    if name == "mla-fused":
-        return fused_pool()
-    return npu_mla(
-        nz=name == "mla-split-nz",
-        size=PAGES * PAGE,
-        kv_lora_rank=RANK,
-        qk_rope_head_dim=ROPE,
-        layer_num=LAYERS,
-    )
+    sizes = {
+        "size": PAGES * PAGE,
+        "kv_lora_rank": RANK,
+        "qk_rope_head_dim": ROPE,
+        "layer_num": LAYERS,
+    }
+    return mla(**sizes) if name == "mla-fused" else npu_mla(nz=name == "mla-split-nz", **sizes)
 
 
 def nz_rows(page: torch.Tensor, width: int) -> torch.Tensor:
@@ -206,21 +201,15 @@ def in_order(rows: torch.Tensor, have: str, want: str) -> torch.Tensor:
 
 def head_pools(size: int, total: int, values: torch.Tensor | None = None) -> list[Any]:
     """The pool of every rank; `values` `[2, layers, slots, total, dim]` are shared out."""
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-
     pools = []
     for rank in range(size):
         heads = heads_of(rank, size, total)
         assert heads is not None
-        pool = MHATokenToKVPool(
+        pool = mha(
             size=PAGES * PAGE,
-            page_size=PAGE,
-            dtype=torch.bfloat16,
             head_num=heads.end - heads.begin,
             head_dim=8,
             layer_num=LAYERS,
-            device="cpu",
-            enable_memory_saver=False,
         )
         if values is not None:
             for layer in range(LAYERS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,12 +44,6 @@ class Rig:
         assert self.pool.check() == []
         assert self.pool.stats()["pinned"] == 0
         self.pool.close()
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
-        yield path
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_rig import page_rows, scribble, spans, tensors_of
-from npu_pools import npu_mha, npu_mla
-from test_layout_sglang import mha, mla
+from sglang_pools import mha, mla, npu_mha, npu_mla
 
 from hpkv_sglang._core import CopyEngine, KeyBatch, Pool, Store
 from hpkv_sglang.layout.base import PoolLayout

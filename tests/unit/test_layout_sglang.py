@@ -9,42 +9,11 @@ import numpy as np
 import pytest
 import torch
 from layout_rig import page_rows, scribble, tensors_of
+from sglang_pools import PAGE, memory_pool, mha, mla
 
 from hpkv_sglang._core import CopyEngine, KeyBatch, Pool
 from hpkv_sglang.errors import LayoutError, RefusedError
 from hpkv_sglang.layout.detect import detect_layout
-
-memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
-
-PAGE = 16
-
-
-def mha(cls: Any = memory_pool.MHATokenToKVPool, **changes: Any) -> Any:
-    arguments = {
-        "size": 8 * PAGE,
-        "page_size": PAGE,
-        "dtype": torch.bfloat16,
-        "head_num": 3,
-        "head_dim": 32,
-        "layer_num": 3,
-        "device": "cpu",
-        "enable_memory_saver": False,
-    }
-    return cls(**(arguments | changes))
-
-
-def mla(cls: Any = memory_pool.MLATokenToKVPool, **changes: Any) -> Any:
-    arguments = {
-        "size": 8 * PAGE,
-        "page_size": PAGE,
-        "dtype": torch.bfloat16,
-        "kv_lora_rank": 64,
-        "qk_rope_head_dim": 16,
-        "layer_num": 3,
-        "device": "cpu",
-        "enable_memory_saver": False,
-    }
-    return cls(**(arguments | changes))
 
 
 @pytest.mark.parametrize(

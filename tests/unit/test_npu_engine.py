@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,12 +13,6 @@ from hpkv_sglang.errors import LayoutError
 from hpkv_sglang.layout.base import PageTensor
 from hpkv_sglang.npu import spills
 from hpkv_testing.fake_npu import FakeNpu
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
-        yield path
 
 
 @pytest.fixture

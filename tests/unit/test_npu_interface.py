@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +15,6 @@ from hpkv_sglang.npu.engine import NpuEngine
 
 ONE_HOUR_US = 3_600_000_000
 Engine = CopyEngine | NpuEngine
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
-        yield path
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from layout_rig import page_rows, scribble, spans, tensors_of
-from npu_pools import PAGE, npu_mha, npu_mla
+from sglang_pools import PAGE, npu_mha, npu_mla
 
 from hpkv_sglang._core import CopyEngine, KeyBatch, Pool
 from hpkv_sglang.errors import RefusedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from layout_rig import mla_pool, page_rows, scribble
-from npu_pools import PAGE, npu_mla
+from sglang_pools import PAGE, npu_mla
 from test_npu_layouts import CASES, no_kernels
 
 from hpkv_sglang._core import BlockSource, CopyEngine, KeyBatch, Pool
-from hpkv_sglang.copy.engines import landing_layout
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.base import PoolLayout
 from hpkv_sglang.layout.columns import join
@@ -25,12 +23,6 @@ from hpkv_sglang.npu.engine import NpuEngine
 from hpkv_testing.fake_npu import FakeNpu
 
 real_pools = pytest.mark.parametrize(("make", "changes", "name"), CASES)
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
-        yield path
 
 
 @pytest.fixture
@@ -123,7 +115,7 @@ def test_fused_blocks_become_the_pages_that_the_cores_engine_makes_of_them(
             if through_staging
             else CopyEngine(host, namespace, layout.block)
         )
-        landing = landing_layout(engine, layout)
+        landing = engine.staged_layout if isinstance(engine, NpuEngine) else layout
         columns = formats.block_columns(formats.FUSED, layout.geometry, PAGE)
         parts = [join(landing.devices, columns, PAGE)]
         source = BlockSource(landing.block, block_bytes=size, parts=parts)

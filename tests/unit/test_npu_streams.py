@@ -7,8 +7,6 @@ how the real one behaves.
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -87,12 +85,6 @@ class ExchangeNpu(FakeNpu):
         self.compute(
             lambda: self._exchange(pages, rows, page_indices, row_indices, out), "exchange"
         )
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="hpkv-test-", dir="/dev/shm") as path:
-        yield path
 
 
 def round_trip(rig: NpuRig) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -263,6 +264,11 @@ class Impatient:
     _ticket: Any = None
 
 
+def swap_inner(side: Any, inner: Any) -> None:
+    """Another engine between staging area and pool, for one direction."""
+    side._lane = replace(side._lane, inner=inner)
+
+
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "without"])
 def test_a_layer_leaves_the_staging_area_only_when_it_is_there(
     make_rig: MakeRig, complete: bool
@@ -273,7 +279,7 @@ def test_a_layer_leaves_the_staging_area_only_when_it_is_there(
     rig.writer(0, 51)()
     keys = stored_page(rig, engine, 8, 0)
     if not complete:
-        engine._loads._inner = Impatient(engine._inner)  # type: ignore[assignment]
+        swap_inner(engine._loads, Impatient(engine._inner))
     engine.set_delay("load", 0, 200_000)
     assert engine.load(rig.pool.pin(keys), pages_of(5)).wait()
     verdict(rig, rig.page(5), rig.written(51), skip)
@@ -287,7 +293,7 @@ def test_a_staging_block_is_reused_only_when_it_is_stored(
     rig = make_rig(None)
     engine = rig.npu(staging_pages=2)  # one for spills
     if not complete:
-        engine._spills._inner = Impatient(engine._inner)  # type: ignore[assignment]
+        swap_inner(engine._spills, Impatient(engine._inner))
     rig.writer(0, 61)()
     rig.writer(1, 62)()
     engine._inner.set_delay("spill", -1, 200_000)

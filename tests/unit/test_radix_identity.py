@@ -43,7 +43,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     model_path = write_checkpoint(tmp_path / "model")
 
     def make_identity(
-        model: Any = None, pool: Any = None, launch: str = "launch", **changes: Any
+        model: Any = None,
+        pool: Any = None,
+        launch: str = "launch",
+        own_only: bool = False,
+        **changes: Any,
     ) -> RankIdentity:
         place = {k.removeprefix("rank_"): v for k, v in changes.items() if k.startswith("rank_")}
         arguments = FIELDS | {k: v for k, v in changes.items() if not k.startswith("rank_")}
@@ -86,6 +90,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
                 geometry={"layers": 2, "kv_heads": place.get("kv_heads", 8)},
                 replicated=str(place.get("layout")).startswith("mla"),
             ),
+            own_only=own_only,
         )
 
     return make_identity
@@ -113,6 +118,13 @@ def test_ranks_that_hold_the_same_head_share_a_scope_and_take_turns(make: Make) 
     ]
     assert [rank.shard for rank in ranks] == ["heads 2:3/8", "heads 2:3/8", "heads 3:4/8"]
     assert [(r.turn.index, r.turn.count) for r in ranks] == [(0, 2), (1, 2), (0, 2)]
+
+
+def test_a_server_that_uses_only_its_own_blocks_shares_a_namespace_with_such_servers(
+    make: Make,
+) -> None:
+    assert make(own_only=True).namespace.id == make(own_only=True).namespace.id
+    assert make(own_only=True).namespace.id != make().namespace.id
 
 
 def test_heads_that_a_cpu_server_pads_are_named_by_the_rank(make: Make) -> None:

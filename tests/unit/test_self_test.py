@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 import torch
 from layout_rig import page_rows, scribble
-from npu_pools import PAGE, npu_mha, npu_mla
-from test_layout_sglang import mha, mla
+from sglang_pools import PAGE, mha, mla, npu_mha, npu_mla
 
 from hpkv_sglang._core import CopyEngine, CorePoolError, Pool
-from hpkv_sglang.copy.engines import engine_for
+from hpkv_sglang.copy.engines import copier_for
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.base import PoolLayout, layout_of
 from hpkv_sglang.layout.detect import detect_layout
 
 
 def maker(layout: PoolLayout) -> Any:
-    return lambda pool, index: engine_for(pool, index, layout)
+    return lambda pool, index: copier_for(pool, index, layout).engine
 
 
 @pytest.mark.parametrize(

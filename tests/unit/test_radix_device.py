@@ -1,0 +1,105 @@
+"""What the tree asks of the device: whether its engine works, and whether a forward is over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
+
+from hpkv_sglang.layout.heads import Turn
+from hpkv_sglang.radix import recompute, wrapper
+from hpkv_sglang.radix.linker import HpkvLinker
+from hpkv_sglang.radix.runs import Run
+from hpkv_sglang.radix.wrapper import HpkvLinkerWrapper
+
+PAGE = 16
+
+
+class Matched(NamedTuple):
+    """The part of SGLang's match result that counts here."""
+
+    device_prefix_len: int = 0
+    best_match_node: int = 7
+    last_host_node: int = 0
+    host_hit_length: int = 0
+
+
+class ThreePages(Run):
+    """Found and verified; nothing is pinned."""
+
+    pages = verified_pages = 3
+
+
+def tree_side(broken: bool) -> HpkvLinkerWrapper:
+    side = HpkvLinkerWrapper.__new__(HpkvLinkerWrapper)
+    side.cache = SimpleNamespace(page_size=PAGE)
+    side.group_size, side.promotions, side._tick = 1, None, 0
+    side._promises, side.hit_markers = {}, {}
+    side.tiers = SimpleNamespace(  # type: ignore[assignment]
+        suspended=None,
+        pool=None,
+        sources=None,
+        tail_of=lambda *_: SimpleNamespace(hashes=lambda count: ["hash"] * count),
+        economy=SimpleNamespace(pages_worth_loading=lambda pages: pages),
+        engine_is_broken=lambda: broken,
+    )
+    return side
+
+
+@pytest.mark.parametrize(("broken", "promised"), [(False, 3 * PAGE), (True, 0)])
+def test_a_broken_engine_promises_nothing(
+    broken: bool, promised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrapper, "find_run", lambda *_: ThreePages())
+    req = SimpleNamespace(rid="r")
+    result = tree_side(broken).match(["token"] * (4 * PAGE), req, Matched())
+    assert result.host_hit_length == promised
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_prefill_is_measured_only_where_it_is_over_when_the_call_returns(on_host: bool) -> None:
+    noted: list[int] = []
+    tiers = SimpleNamespace(
+        computes_on_host=on_host,
+        fence=SimpleNamespace(settle=lambda: None),
+        economy=SimpleNamespace(note_prefill=lambda tokens, _seconds: noted.append(tokens)),
+    )
+    tree = SimpleNamespace(tiers=tiers, failed_load_reqs=())
+    batch: Any = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+        hicache_consumer_index=-1,
+        extend_num_tokens=200,
+    )
+    scheduler = SimpleNamespace(tree_cache=tree)
+    assert recompute.run_batch(lambda *_: "done", scheduler, batch) == "done"
+    assert noted == ([200] if on_host else [])
+
+
+def test_a_spill_is_handed_over_with_the_ranks_turn() -> None:
+    handed: list[tuple[Any, ...]] = []
+    linker = HpkvLinker.__new__(HpkvLinker)
+    linker.suspended, linker.page_size = None, PAGE
+    linker.identity = SimpleNamespace(turn=Turn(1, 2))  # type: ignore[assignment]
+    linker.scope = SimpleNamespace(keys=tuple)  # type: ignore[assignment]
+    linker.fence = SimpleNamespace(note_spill=lambda ticket: None)  # type: ignore[assignment]
+    linker.engine = SimpleNamespace(spill=lambda *what: handed.append(what))  # type: ignore[assignment]
+    linker.spill(["a", "b"], torch.arange(2 * PAGE) + 3 * PAGE)
+    ((keys, pages, *turn),) = handed
+    assert (keys, list(pages), turn) == (("a", "b"), [3, 4], [1, 2])
+
+
+@pytest.mark.parametrize("off", [None, "the self-test failed"])
+def test_new_weights_open_the_tiers_again_unless_they_are_off_for_good(off: str | None) -> None:
+    linker = HpkvLinker.__new__(HpkvLinker)
+    linker.loads = SimpleNamespace(reset=lambda: None)  # type: ignore[assignment]
+    linker.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    linker.identity = SimpleNamespace(with_weights=lambda version: version)  # type: ignore[assignment]
+    linker._quiesce = linker._enter_namespace = lambda: None  # type: ignore[method-assign]
+    linker._off, linker.suspended = off, "weights"
+    linker._reopen_version = "content:2"
+    linker.reset()
+    assert linker.suspended == off
