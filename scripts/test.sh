@@ -30,18 +30,24 @@ if [ $speed = fast ]; then
   echo "Python tests without a server"
   run_pytest -m "not server and not slow" "$@"
 else
-  [ $selected = yes ] || scripts/cpp_tests.sh plain address thread
-  # Side by side: a server takes one core to start, and most of the other tests wait.
-  beside=$(mktemp)
-  trap 'rm -f "$beside"' EXIT
-  run_pytest -m "not server" --durations=8 "$@" >"$beside" 2>&1 &
-  without_server=$!
-  echo "Python tests on the real server (those without one run beside them)"
+  # Side by side, for a server under test mostly waits or keeps one core: the C++ tests take what the
+  # others leave, and two workers take one file of tests after the other, the long ones first.
+  cpp_log=$(mktemp)
+  trap 'rm -f "$cpp_log"' EXIT
+  cpp_tests=""
+  files=()
+  if [ $selected = no ]; then
+    files=(tests/e2e tests/regress tests/crash tests/model tests/style tests/unit)
+    nice -n 5 scripts/cpp_tests.sh plain address thread >"$cpp_log" 2>&1 &
+    cpp_tests=$!
+  fi
   failed=0
-  run_pytest -m server --durations=8 "$@" || failed=$?
-  wait $without_server || failed=$?
-  echo "Python tests without a server"
-  cat "$beside"
+  echo "Python tests, two at a time (the C++ tests run beside them)"
+  run_pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25 "${files[@]}" "$@" || failed=$?
+  if [ -n "$cpp_tests" ]; then
+    wait "$cpp_tests" || failed=$?
+    cat "$cpp_log"
+  fi
   [ $failed -eq 0 ] || exit $failed
 fi
 echo "All tests passed ($((SECONDS - begin)) s)"

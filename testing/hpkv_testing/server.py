@@ -31,6 +31,7 @@ from hpkv_testing.logs import excerpt, last_line
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+QUICK_START = str(Path(__file__).with_name("quick_start"))
 _POLL_S = 0.2
 _PROGRESS_S = 10.0
 _live: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -99,6 +100,7 @@ class ServerConfig:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (QUICK_START, inherited.get("PYTHONPATH")))),
             "OMP_NUM_THREADS": str(threads),
             # Waiting threads that spin hold back the very thread they wait for when servers share
             # the cores: a decode step was ten times slower.

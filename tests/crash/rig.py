@@ -12,6 +12,7 @@ Threading: one thread; each client is its own process and its own process group.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import select
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "crash-rig"
+BUILD = ROOT / "build" / "cpp-plain"  # that of scripts/cpp_tests.sh: the library is compiled once
 CLIENT = BUILD / "csrc" / "tests" / "pool_client"
 STORE_CLIENT = BUILD / "csrc" / "tests" / "store_client"
 TIMEOUT_S = 120.0
@@ -32,7 +33,8 @@ SMALL, LARGE = 4 << 10, 700 << 10
 
 
 def build_client(program: Path = CLIENT) -> Path:
-    """A client program, built (or brought up to date) with cmake. Blocks for up to minutes."""
+    """A client program, built (or brought up to date) with cmake. Blocks for up to minutes, also while
+    scripts/cpp_tests.sh or another test process builds there."""
     # cmake and ninja come with the virtual environment that runs this.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
@@ -43,10 +45,13 @@ def build_client(program: Path = CLIENT) -> Path:
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
-    if not (BUILD / "build.ninja").exists():
-        kind = "-DCMAKE_BUILD_TYPE=RelWithDebInfo"
-        cmake("-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DHPKV_TESTS=ON", kind)
-    cmake("--build", str(BUILD), "--target", program.name)
+    BUILD.parent.mkdir(exist_ok=True)
+    with open(f"{BUILD}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (BUILD / "build.ninja").exists():
+            kind = "-DCMAKE_BUILD_TYPE=Release"
+            cmake("-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DHPKV_TESTS=ON", kind)
+        cmake("--build", str(BUILD), "--target", program.name)
     return program
 
 
