@@ -73,7 +73,7 @@ def stored_by(pool: Pool, size: int) -> Stored:
 
 
 def served(server: Server, work: list[list[int]], tier: str) -> list[Answer]:
-    answers = server.generate_many([ask(tokens) for tokens in work])
+    answers = [server.generate(ask(tokens)) for tokens in work]
     assert [a.cached_on(tier) for a in answers] == [cacheable(LENGTH)] * len(work)
     return answers
 

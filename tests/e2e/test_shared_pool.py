@@ -34,15 +34,17 @@ def pool() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.parametrize("model", ["llama_checkpoint", "deepseek_checkpoint"])
 def test_a_killed_server_leaves_a_warm_pool_and_nothing_else(
-    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+    server_factory: ServerFactory, model: str, pool: Path, request: pytest.FixtureRequest
 ) -> None:
     """kill -9 of every process while spilling; then a restart, and a second server without a size.
 
     Field report F34: five kills do not grow the directory.
     """
     work = prompts(4, LENGTH, seed=21)
-    config = tiered(llama_checkpoint, pool)
+    path = request.getfixturevalue(model)
+    config = tiered(path, pool)
     (first,) = server_factory.fresh(config)
     references = [device_hit(first, tokens) for tokens in work]
     first.flush_cache()  # everything is published
@@ -50,7 +52,7 @@ def test_a_killed_server_leaves_a_warm_pool_and_nothing_else(
     first.kill()
     files = sorted(path.name for path in pool.iterdir())
 
-    adopter = tiered(llama_checkpoint, pool, size=None)
+    adopter = tiered(path, pool, size=None)
     restarted, second = server_factory.fresh(config, adopter)
     for server in (restarted, second):
         for tokens, reference in zip(work, references, strict=True):
