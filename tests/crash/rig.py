@@ -33,8 +33,10 @@ SMALL, LARGE = 4 << 10, 700 << 10
 
 
 def build_client(program: Path = CLIENT) -> Path:
-    """A client program, built (or brought up to date) with cmake. Blocks for up to minutes, also while
-    scripts/cpp_tests.sh or another test process builds there."""
+    """A client program, built (or brought up to date) with cmake.
+
+    Blocks for up to minutes, also while scripts/cpp_tests.sh or another worker builds there.
+    """
     # cmake and ninja come with the virtual environment that runs this.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
@@ -46,7 +48,7 @@ def build_client(program: Path = CLIENT) -> Path:
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
     BUILD.parent.mkdir(exist_ok=True)
-    with open(f"{BUILD}.lock", "w") as lock:
+    with BUILD.with_name(BUILD.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (BUILD / "build.ninja").exists():
             kind = "-DCMAKE_BUILD_TYPE=Release"
