@@ -72,6 +72,7 @@ struct EngineStats {
   std::uint64_t spill_dropped_off = 0;     // the pool is off
   std::uint64_t spill_dropped_queue = 0;   // our own queue was full
   std::uint64_t spill_dropped_cancelled = 0;  // cancelled, failed by injection, or closed
+  std::uint64_t spill_dropped_outside = 0;    // of indices that only the device had: no such page
   std::uint64_t spilled_bytes = 0;
   std::uint64_t load_tickets = 0;
   std::uint64_t load_failed = 0;  // tickets

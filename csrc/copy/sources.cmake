@@ -8,6 +8,7 @@ list(APPEND HPKV_COPY
   copy/stream/copy_stream.cc
   copy/stream/core.cc
   copy/stream/engine.cc
+  copy/stream/index_reader.cc
   copy/stream/loads.cc
   copy/stream/spills.cc
   copy/stream/staging.cc

@@ -4,7 +4,7 @@ namespace hpkv {
 
 // ---- SpillTicket ----
 
-SpillTicket::SpillTicket(std::size_t page_count) : unsettled_(page_count) {
+SpillTicket::SpillTicket(std::size_t page_count) : unsettled_(page_count), unread_(page_count) {
   if (page_count == 0) {
     device_done_.store(true);
     done_.store(true);
@@ -42,8 +42,15 @@ bool SpillTicket::end_read() {
   // cancels later finds the reads behind it.
   const std::lock_guard lock(mutex_);
   --reading_;
+  --unread_;
   note_reads_over();
   return !cancelled();
+}
+
+void SpillTicket::pass_over(std::size_t pages) {
+  const std::lock_guard lock(mutex_);
+  unread_ -= pages;
+  note_reads_over();
 }
 
 void SpillTicket::settle(SpillOutcome outcome, std::size_t pages) {
@@ -70,8 +77,8 @@ void SpillTicket::settle(SpillOutcome outcome, std::size_t pages) {
 
 void SpillTicket::note_reads_over() {
   if (reading_ != 0 || device_done()) return;
-  // Not reading now, and nothing left that will: cancelled, or every unsettled page was read.
-  if (cancelled() || unsettled_ == 0) {
+  // Not reading now, and nothing left that will: cancelled, or every page was read or passed over.
+  if (cancelled() || unread_ == 0 || unsettled_ == 0) {
     device_done_.store(true, std::memory_order_release);
     changed_.notify_all();
   }

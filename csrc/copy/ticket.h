@@ -46,8 +46,12 @@ class SpillTicket {
   // ---- engine threads ----
   // Before the first read of a page; false once cancelled, then the page must be dropped.
   [[nodiscard]] bool begin_read();
-  // After its last read; false when a cancellation came in between, then it must be dropped.
+  // After its last read, of which each page has one at most; false when a cancellation came in
+  // between, then it must be dropped.
   [[nodiscard]] bool end_read();
+  // Before settle(): these pages are never read. An engine that says so for all of them, and only
+  // such an engine, has device_done() come with the last read instead of the last outcome.
+  void pass_over(std::size_t pages);
   // The page is finished, whatever happened; the last one makes the ticket done.
   void settle(SpillOutcome outcome, std::size_t pages = 1);
   [[nodiscard]] bool cancelled() const noexcept {
@@ -62,6 +66,7 @@ class SpillTicket {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t unsettled_;    // pages without an outcome; mutex_
+  std::size_t unread_;       // pages whose read has not ended and may come, for all we know; mutex_
   std::size_t reading_ = 0;  // pages between begin_read and end_read; mutex_
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> device_done_{false};

@@ -96,6 +96,11 @@ bool AsyncDevice::has_waited(std::thread::id thread) {
   return std::ranges::find(waited_, thread) != waited_.end();
 }
 
+std::size_t AsyncDevice::wait_count() {
+  const std::lock_guard lock(mutex_);
+  return waited_.size();
+}
+
 // ---- the machinery ----
 
 Status AsyncDevice::call(const char* name, int line) {
@@ -212,7 +217,9 @@ Status AsyncDevice::record(StreamHandle stream, EventHandle event) {
   {
     const std::lock_guard lock(mutex_);
     static_cast<Event*>(event)->last = mark;
+    mark->passed = stream == nullptr;
   }
+  if (stream == nullptr) return {};
   enqueue(stream, [this, mark] {
     const std::lock_guard lock(mutex_);
     mark->passed = true;
@@ -222,7 +229,7 @@ Status AsyncDevice::record(StreamHandle stream, EventHandle event) {
 }
 
 Status AsyncDevice::wait(StreamHandle stream, EventHandle event) {
-  if (Status status = call("wait", __LINE__); !status.ok()) return status;
+  if (Status status = call("wait", __LINE__); !status.ok() || stream == nullptr) return status;
   std::shared_ptr<const Mark> mark;
   {
     const std::lock_guard lock(mutex_);

@@ -7,6 +7,8 @@
 // device when the copy starts, because until then somebody else may use them. So a wait that is
 // missing, or a slot or source that is used again too early, shows as wrong bytes.
 //
+// The null stream is the device's default one; nobody enqueues anything there.
+//
 // Streams may be held (nothing more starts) and released, so that orders can be forced. Any call
 // can be made to fail, by its number: once, or with the device lost from then on (what is queued
 // never runs, every later call fails), as a CUDA context is after a fault.
@@ -60,6 +62,8 @@ class AsyncDevice final : public stream::Device {
   [[nodiscard]] std::size_t live_allocations() const { return live_allocations_.load(); }
   // Waits on the host for the device, by synchronize and synchronize_stream, by `thread`.
   [[nodiscard]] bool has_waited(std::thread::id thread);
+  // By anybody.
+  [[nodiscard]] std::size_t wait_count();
 
   // ---- stream::Device ----
   stream::Status enter_thread() override;

@@ -48,6 +48,9 @@ Status checked(cudaError_t error, const char* call, int line) {
 cudaStream_t raw_stream(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t raw_event(EventHandle event) { return static_cast<cudaEvent_t>(event); }
 
+// Of calls that name a stream, which has a device already. The null stream is the thread's.
+constexpr int kAnyDevice = -1;
+
 // Makes `ordinal` the thread's device for a scope: callers' threads come with devices of their own.
 class OnDevice {
  public:
@@ -61,6 +64,7 @@ class OnDevice {
 
  private:
   Status enter(int ordinal) {
+    if (ordinal == kAnyDevice) return {};
     if (Status status = HPKV_CUDA_CALL(cudaGetDevice, &previous_); !status.ok()) return status;
     if (previous_ == ordinal) return {};
     Status status = HPKV_CUDA_CALL(cudaSetDevice, ordinal);
@@ -114,10 +118,14 @@ class CudaDevice final : public stream::Device {
   }
 
   Status record(StreamHandle stream, EventHandle event) override {
+    const OnDevice here(stream == nullptr ? ordinal_ : kAnyDevice);
+    if (!here.status().ok()) return here.status();
     return HPKV_CUDA_CALL(cudaEventRecord, raw_event(event), raw_stream(stream));
   }
 
   Status wait(StreamHandle stream, EventHandle event) override {
+    const OnDevice here(stream == nullptr ? ordinal_ : kAnyDevice);
+    if (!here.status().ok()) return here.status();
     return HPKV_CUDA_CALL(cudaStreamWaitEvent, raw_stream(stream), raw_event(event), 0U);
   }
 

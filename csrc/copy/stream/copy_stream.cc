@@ -3,6 +3,16 @@
 #include "base/error.h"
 
 namespace hpkv::stream {
+namespace {
+
+StreamHandle new_stream(Device& device, bool urgent) {
+  StreamHandle made = nullptr;
+  const Status status = device.make_stream(urgent, made);
+  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
+  return made;
+}
+
+}  // namespace
 
 // ---- EventPool ----
 
@@ -23,54 +33,71 @@ EventHandle EventPool::take() {
   return health_->check(device_->make_event(event)) ? event : nullptr;
 }
 
+EventHandle EventPool::mark(StreamHandle stream) {
+  const EventHandle event = take();
+  if (event == nullptr || health_->check(device_->record(stream, event))) return event;
+  give(event);
+  return nullptr;
+}
+
 void EventPool::give(EventHandle event) {
   if (event == nullptr) return;
   const std::lock_guard lock(mutex_);
   idle_.push_back(event);
 }
 
+void EventPool::give(Gate& gate) {
+  give(std::exchange(gate.chooser, nullptr));
+  give(std::exchange(gate.user, nullptr));
+}
+
+// ---- GateMaker ----
+
+GateMaker::GateMaker(std::shared_ptr<Device> device, std::shared_ptr<Health> health,
+                     EventPool& events)
+    : device_(std::move(device)),
+      health_(std::move(health)),
+      events_(events),
+      relay_(new_stream(*device_, false)) {}
+
+GateMaker::~GateMaker() { device_->destroy_stream(relay_); }
+
+Gate GateMaker::make(const After& after) {
+  if (const auto* event = std::get_if<DeviceEvent>(&after)) return {relayed(event->handle)};
+  const Streams& streams = std::get<Streams>(after);
+  Gate gate{events_.mark(streams.chooser)};
+  if (gate.chooser == nullptr || streams.user == nullptr || streams.user == streams.chooser) {
+    return gate;
+  }
+  gate.user = events_.mark(streams.user);
+  return gate;
+}
+
+EventHandle GateMaker::relayed(EventHandle event) {
+  if (event == nullptr || !health_->check(device_->wait(relay_, event))) return nullptr;
+  return events_.mark(relay_);
+}
+
 // ---- CopyStream ----
 
 CopyStream::CopyStream(std::shared_ptr<Device> device, std::shared_ptr<Health> health,
                        EventPool& events, bool urgent)
-    : device_(std::move(device)), health_(std::move(health)), events_(events) {
-  Status status = device_->make_stream(urgent, work_);
-  if (status.ok()) {
-    status = device_->make_stream(urgent, relay_);
-    if (!status.ok()) device_->destroy_stream(work_);
-  }
-  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
-}
+    : device_(std::move(device)),
+      health_(std::move(health)),
+      events_(events),
+      work_(new_stream(*device_, urgent)) {}
 
-CopyStream::~CopyStream() {
-  device_->destroy_stream(relay_);
-  device_->destroy_stream(work_);
-}
+CopyStream::~CopyStream() { device_->destroy_stream(work_); }
 
-EventHandle CopyStream::follow(DeviceEvent after) {
-  if (after.handle == nullptr) return nullptr;
-  const EventHandle ours = events_.take();
-  if (ours == nullptr) return nullptr;
-  if (health_->check(device_->wait(relay_, after.handle)) &&
-      health_->check(device_->record(relay_, ours))) {
-    return ours;
-  }
-  events_.give(ours);
-  return nullptr;
-}
-
-bool CopyStream::begin_after(EventHandle event) {
+bool CopyStream::run_after(EventHandle event) {
   if (event == nullptr) return !health_->poisoned();
-  const bool waits = health_->check(device_->wait(work_, event));
-  events_.give(event);
-  return waits && !health_->poisoned();
+  return health_->check(device_->wait(work_, event)) && !health_->poisoned();
 }
 
-EventHandle CopyStream::mark() {
-  const EventHandle event = events_.take();
-  if (event == nullptr || health_->check(device_->record(work_, event))) return event;
-  events_.give(event);
-  return nullptr;
+bool CopyStream::pass(Gate& gate) {
+  const bool waits = run_after(gate.chooser) && run_after(gate.user);
+  events_.give(gate);
+  return waits;
 }
 
 bool CopyStream::await(EventHandle event) {

@@ -82,7 +82,11 @@ Core::Core(std::shared_ptr<Device> the_device, std::shared_ptr<Pool> the_pool,
       staging(device, layout.block_bytes(), load_slots.count() + spill_slots.count()),
       regions(device, layout),
       to_device(device, health, events, true),
-      to_host(device, health, events, false) {}
+      load_gates(device, health, events),
+      to_host(device, health, events, false),
+      spill_gates(device, health, events),
+      load_indices(device, health, events, options.index_rows),
+      spill_indices(device, health, events, options.index_rows) {}
 
 bool Core::trusted(const BlockRef& ref) {
   if (pool->verified(ref)) return true;

@@ -13,6 +13,7 @@
 #include "copy/stream/copy_stream.h"
 #include "copy/stream/device.h"
 #include "copy/stream/health.h"
+#include "copy/stream/index_reader.h"
 #include "copy/stream/queue.h"
 #include "copy/stream/staging.h"
 
@@ -25,6 +26,8 @@ struct StreamOptions {
   // Pinned memory; by default as many slots as fit, at least 2 and at most 2048.
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   std::size_t staging_slots = 0;  // overrides it
+  // Page indices that come from the device in one piece: 64 KiB of pinned memory a direction.
+  std::size_t index_rows = 8192;
   CopyPath spill_path = CopyPath::batch;
   CopyPath load_path = CopyPath::kernel;
 };
@@ -32,9 +35,9 @@ struct StreamOptions {
 // Counters only ever rise and are read one by one: relaxed everywhere.
 struct Counters {
   std::atomic<std::uint64_t> spill_stored{0}, spill_present{0}, dropped_full{0}, dropped_busy{0},
-      left_to_others{0}, dropped_off{0}, dropped_queue{0}, dropped_cancelled{0}, spilled_bytes{0},
-      load_tickets{0}, load_failed{0}, loaded_blocks{0}, loaded_bytes{0}, verified_blocks{0},
-      bad_blocks{0};
+      left_to_others{0}, dropped_off{0}, dropped_queue{0}, dropped_cancelled{0}, dropped_outside{0},
+      spilled_bytes{0}, load_tickets{0}, load_failed{0}, loaded_blocks{0}, loaded_bytes{0},
+      verified_blocks{0}, bad_blocks{0};
 };
 
 inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
@@ -85,7 +88,11 @@ struct Core {
   Staging staging;
   RegionTable regions;
   CopyStream to_device;
+  GateMaker load_gates;
   CopyStream to_host;
+  GateMaker spill_gates;
+  IndexReader load_indices;
+  IndexReader spill_indices;
 
   // Whether the bytes of a pinned block are what was stored, checking them if nobody did yet.
   [[nodiscard]] bool trusted(const BlockRef& ref);

@@ -19,6 +19,23 @@ constexpr std::uint32_t kThreadsMax = 64;
   throw Error(ErrorKind::argument, "copy engine: " + what);
 }
 
+void check_turn(Turn turn) {
+  if (turn.index >= 0 && turn.index < turn.count) return;
+  refuse("turn " + std::to_string(turn.index) + " is not in [0, " + std::to_string(turn.count) +
+         ")");
+}
+
+void check_resident(const DevicePages& pages, std::size_t expected) {
+  if (pages.count != expected) {
+    refuse(std::to_string(pages.count) + " pages given, " + std::to_string(expected) + " expected");
+  }
+  if (pages.page_size == 0) refuse("a page of 0 tokens");
+  if (pages.count != 0 && (pages.first_slots == nullptr ||
+                           reinterpret_cast<std::uintptr_t>(pages.first_slots) % 8 != 0)) {
+    refuse("the page indices have no address of an int64");
+  }
+}
+
 StreamOptions checked(const StreamOptions& options) {
   if (options.queues.threads == 0 || options.queues.threads > kThreadsMax) {
     refuse(std::to_string(options.queues.threads) + " threads asked for; valid: 1 to " +
@@ -74,11 +91,16 @@ std::shared_ptr<SpillTicket> StreamEngine::spill(std::vector<Key> keys,
                                                  std::vector<std::int64_t> pages, DeviceEvent after,
                                                  Turn turn) {
   check_pages(pages, keys.size());
-  if (turn.index < 0 || turn.index >= turn.count) {
-    refuse("turn " + std::to_string(turn.index) + " is not in [0, " + std::to_string(turn.count) +
-           ")");
-  }
-  return parts_->spills.submit({std::move(keys), std::move(pages), turn}, after);
+  check_turn(turn);
+  const auto spill = parts_->spills.submit({std::move(keys), std::move(pages), {}, turn}, after);
+  return {spill, &spill->ticket};
+}
+
+std::shared_ptr<StreamSpill> StreamEngine::spill_resident(std::vector<Key> keys, DevicePages pages,
+                                                          const After& after, Turn turn) {
+  check_resident(pages, keys.size());
+  check_turn(turn);
+  return parts_->spills.submit({std::move(keys), {}, pages, turn}, after);
 }
 
 std::shared_ptr<LoadTicket> StreamEngine::load(Lease lease, std::vector<std::int64_t> pages,
@@ -88,32 +110,32 @@ std::shared_ptr<LoadTicket> StreamEngine::load(Lease lease, std::vector<std::int
   return {load, &load->ticket};
 }
 
-std::shared_ptr<StreamLoad> StreamEngine::load_on_streams(
-    Lease lease, std::vector<std::int64_t> pages, DeviceEvent after,
-    std::shared_ptr<const BlockSource> source) {
-  if (source && !source->fits(core().layout)) refuse("the source was made for another layout");
-  const std::size_t per_page = source ? source->blocks_per_page() : 1;
+std::size_t StreamEngine::page_count(const Lease& lease, const BlockSource* source) const {
+  if (source != nullptr && !source->fits(core().layout)) {
+    refuse("the source was made for another layout");
+  }
+  const std::size_t per_page = source != nullptr ? source->blocks_per_page() : 1;
   if (lease.count() % per_page != 0) {
     refuse(std::to_string(lease.count()) + " blocks are no whole pages of " +
            std::to_string(per_page) + " blocks");
   }
-  const bool lost = lease.count() == 0;
-  check_pages(pages, lost ? pages.size() : lease.count() / per_page);
+  return lease.count() / per_page;
+}
+
+std::shared_ptr<StreamLoad> StreamEngine::load_on_streams(
+    Lease lease, std::vector<std::int64_t> pages, const After& after,
+    std::shared_ptr<const BlockSource> source) {
+  const std::size_t expected = page_count(lease, source.get());
+  check_pages(pages, expected == 0 ? pages.size() : expected);
   return parts_->loads.submit({std::move(lease), std::move(pages), {}, std::move(source)}, after);
 }
 
 std::shared_ptr<StreamLoad> StreamEngine::load_resident(Lease lease, DevicePages pages,
-                                                        DeviceEvent after) {
-  if (pages.count != lease.count() && lease.count() != 0) {
-    refuse(std::to_string(pages.count) + " pages given, " + std::to_string(lease.count()) +
-           " expected");
-  }
-  if (pages.page_size == 0) refuse("a page of 0 tokens");
-  if (pages.count != 0 && (pages.first_slots == nullptr ||
-                           reinterpret_cast<std::uintptr_t>(pages.first_slots) % 8 != 0)) {
-    refuse("the page indices have no address of an int64");
-  }
-  return parts_->loads.submit({std::move(lease), {}, pages, nullptr}, after);
+                                                        const After& after,
+                                                        std::shared_ptr<const BlockSource> source) {
+  const std::size_t expected = page_count(lease, source.get());
+  check_resident(pages, expected == 0 ? pages.count : expected);
+  return parts_->loads.submit({std::move(lease), {}, pages, std::move(source)}, after);
 }
 
 std::shared_ptr<VerifyTicket> StreamEngine::verify(Lease lease) {
@@ -139,6 +161,7 @@ EngineStats StreamEngine::stats() const {
   stats.spill_dropped_off = read(counters.dropped_off);
   stats.spill_dropped_queue = read(counters.dropped_queue);
   stats.spill_dropped_cancelled = read(counters.dropped_cancelled);
+  stats.spill_dropped_outside = read(counters.dropped_outside);
   stats.spilled_bytes = read(counters.spilled_bytes);
   stats.load_tickets = read(counters.load_tickets);
   stats.load_failed = read(counters.load_failed);

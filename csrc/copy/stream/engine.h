@@ -20,6 +20,7 @@
 #include "copy/engine.h"
 #include "copy/stream/core.h"
 #include "copy/stream/stream_load.h"
+#include "copy/stream/stream_spill.h"
 #include "copy/stream/transfer.h"
 
 namespace hpkv::stream {
@@ -40,12 +41,21 @@ class StreamEngine final : public CopyEngine {
                                    std::shared_ptr<const BlockSource> source = nullptr) override;
   // As load(), with all of its answer.
   std::shared_ptr<StreamLoad> load_on_streams(Lease lease, std::vector<std::int64_t> pages,
-                                              DeviceEvent after,
+                                              const After& after,
                                               std::shared_ptr<const BlockSource> source = nullptr);
-  // Pages whose indices only the device has; the host never reads them, so one that is outside the
-  // layout is not refused but left out. Throws Error{argument} for another number of pages than
-  // blocks, a page size of 0, or an address that no int64 can have.
-  std::shared_ptr<StreamLoad> load_resident(Lease lease, DevicePages pages, DeviceEvent after);
+
+  // The same of pages whose indices only the device has. The caller reads nothing back and waits
+  // for nothing. The indices stay valid and unchanged until the ticket is done, by which time
+  // everybody here has read them.
+  //
+  // Nobody may have seen them on the host, so a page outside the layout is no error of the call: a
+  // spill drops it, a load leaves it out, or fails when it has a source. Both throw
+  // Error{argument} for another number of pages than keys or blocks, a page size of 0, or an
+  // address that no int64 can have; a load then gives its pins back.
+  std::shared_ptr<StreamSpill> spill_resident(std::vector<Key> keys, DevicePages pages,
+                                              const After& after, Turn turn = {});
+  std::shared_ptr<StreamLoad> load_resident(Lease lease, DevicePages pages, const After& after,
+                                            std::shared_ptr<const BlockSource> source = nullptr);
   std::shared_ptr<VerifyTicket> verify(Lease lease) override;
 
   Faults& faults() noexcept override;
@@ -62,6 +72,8 @@ class StreamEngine final : public CopyEngine {
   struct Parts;
 
   void check_pages(std::span<const std::int64_t> pages, std::size_t expected) const;
+  // How many pages the blocks of a lease are.
+  [[nodiscard]] std::size_t page_count(const Lease& lease, const BlockSource* source) const;
   [[nodiscard]] Core& core() const noexcept;
 
   const pid_t owner_;  // a forked child has no engine threads

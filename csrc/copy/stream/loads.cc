@@ -24,7 +24,7 @@ Loads::~Loads() {
 
 // ---- callers ----
 
-std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, DeviceEvent after) {
+std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, const After& after) {
   add(core_.counters.load_tickets, 1);
   const std::size_t count = request.count();
   auto work = std::make_shared<Work>();
@@ -35,7 +35,7 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, DeviceEvent after
     return work->load;
   }
   if (request.lease.count() == 0 || core_.health->poisoned()) return refused(request);
-  work->after = core_.to_device.follow(after);
+  work->gate = core_.load_gates.make(after);
   if (core_.faults.take_failure(CopyKind::load)) work->load->fail();
   {
     const std::lock_guard lock(mutex_);
@@ -48,7 +48,7 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, DeviceEvent after
       return work->load;
     }
   }
-  core_.events.give(work->after);
+  core_.events.give(work->gate);
   return refused(request);
 }
 
@@ -80,7 +80,7 @@ void Loads::enqueue_all() {
   static_cast<void>(core_.health->check(core_.device->enter_thread()));
   while (std::optional<WorkRef> work = to_enqueue_.pop()) {
     if (!enqueue(*work)) (*work)->load->fail();
-    core_.events.give((*work)->after);
+    core_.events.give((*work)->gate);
     to_land_.push({*work, Step::end, nullptr, {}});
   }
   to_land_.close();
@@ -98,10 +98,21 @@ bool Loads::trusted(const Work& work) {
   return true;
 }
 
+bool Loads::fetch_pages(Work& work) {
+  LoadRequest& request = work.request;
+  if (!request.source || request.resident.count == 0) return true;
+  if (!core_.load_indices.read(work.gate.chooser, request.resident, core_.layout.page_count(),
+                               request.pages)) {
+    return false;
+  }
+  request.resident = {};
+  return std::ranges::none_of(request.pages, [](std::int64_t page) { return page < 0; });
+}
+
 bool Loads::enqueue(const WorkRef& work) {
   delay(*work, 0);
   if (work->load->ticket.failed() || !trusted(*work)) return false;
-  if (!core_.to_device.begin_after(std::exchange(work->after, nullptr))) return false;
+  if (!fetch_pages(*work) || !core_.to_device.pass(work->gate)) return false;
   const std::size_t count = work->request.count();
   const std::size_t lane = core_.load_slots.count();
   const std::size_t size = count <= lane ? count : std::max<std::size_t>(lane / 2, 1);

@@ -1,15 +1,17 @@
 // Loads of a stream engine: the pool into slots, slots onto the device, layer by layer.
 //
-//   submit    caller     takes the event to wait for; queues
+//   submit    caller     takes the gate to wait for; queues
 //   enqueue   thread 1   checks the blocks; as each layer of all pages is in the slots, enqueues
-//   its
-//                        copies behind that event, and an event behind them
+//                        its copies behind the gate, and an event behind them
 //   land      thread 2   waits for the device; only then are slots free, and the ticket is done
+//
+// Page indices that only the device has stay there, where the kernel reads them. A load through a
+// source goes by spans, which are made of indices: thread 1 fetches them.
 //
 // A load that has slots for all its pages goes as one batch; a larger one in batches of half the
 // lane, and its layers are ready with the last batch.
 //
-// No deadlock: the forward pass that waits for a load runs behind the event the load waits for, and
+// No deadlock: the forward pass that waits for a load runs behind the gate the load waits for, and
 // slots come free by device work that is enqueued already.
 #pragma once
 
@@ -49,7 +51,7 @@ class Loads {
   Loads& operator=(const Loads&) = delete;
 
   // A request whose numbers agree, or that lost its lease: then it fails. Never waits.
-  std::shared_ptr<StreamLoad> submit(LoadRequest request, DeviceEvent after);
+  std::shared_ptr<StreamLoad> submit(LoadRequest request, const After& after);
   // Fails what is not over; later submissions fail.
   void stop();
   // Until both threads are gone; after stop().
@@ -59,7 +61,7 @@ class Loads {
   struct Work {
     std::shared_ptr<StreamLoad> load;
     LoadRequest request;
-    EventHandle after = nullptr;
+    Gate gate;
     std::uint32_t landed_layers = 0;  // thread 2
   };
   using WorkRef = std::shared_ptr<Work>;
@@ -82,6 +84,7 @@ class Loads {
   void enqueue_all();
   [[nodiscard]] bool enqueue(const WorkRef& work);
   [[nodiscard]] bool trusted(const Work& work);
+  [[nodiscard]] bool fetch_pages(Work& work);
   [[nodiscard]] bool enqueue_batch(const WorkRef& work, const Batch& batch);
   [[nodiscard]] bool enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer);
   void delay(Work& work, std::uint32_t layer);

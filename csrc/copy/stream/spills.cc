@@ -38,14 +38,15 @@ Spills::~Spills() {
 
 // ---- callers ----
 
-std::shared_ptr<SpillTicket> Spills::submit(SpillRequest request, DeviceEvent after) {
-  const std::uint64_t stamp = core_.pool->take_stamps(request.pages.size());
-  const auto work = std::make_shared<Work>(std::move(request), stamp);
-  const std::shared_ptr<SpillTicket> ticket = work->job.ticket;
-  const std::size_t count = work->job.pages.size();
-  if (count == 0) return ticket;
-  if (core_.faults.take_failure(CopyKind::spill)) ticket->cancel();
-  if (!core_.health->poisoned()) work->after = core_.to_host.follow(after);
+std::shared_ptr<StreamSpill> Spills::submit(SpillRequest request, const After& after) {
+  const std::size_t count = request.keys.size();
+  if (request.resident.count != 0) request.pages.assign(count, -1);
+  auto spill = std::make_shared<StreamSpill>(core_.device, core_.health, count);
+  if (count == 0) return spill;
+  const auto work =
+      std::make_shared<Work>(spill, std::move(request), core_.pool->take_stamps(count));
+  if (core_.faults.take_failure(CopyKind::spill)) spill->cancel();
+  if (!core_.health->poisoned()) work->gate = core_.spill_gates.make(after);
   std::atomic<std::uint64_t>* reason = &core_.counters.dropped_queue;
   {
     const std::lock_guard lock(mutex_);
@@ -56,20 +57,21 @@ std::shared_ptr<SpillTicket> Spills::submit(SpillRequest request, DeviceEvent af
       open_.insert(work);
       core_.outstanding.add();
       to_read_.push(work);
-      return ticket;
+      return spill;
     }
   }
-  core_.events.give(work->after);
+  core_.events.give(work->gate);
   add(*reason, count);
-  ticket->settle(SpillOutcome::dropped, count);
-  return ticket;
+  spill->pass_over(count);
+  spill->ticket.settle(SpillOutcome::dropped, count);
+  return spill;
 }
 
 void Spills::stop() {
   const std::lock_guard lock(mutex_);
   if (stopping_) return;
   stopping_ = true;
-  for (const WorkRef& work : open_) work->job.ticket->cancel();
+  for (const WorkRef& work : open_) work->spill->cancel();
   to_read_.close();
 }
 
@@ -91,11 +93,21 @@ void Spills::read_all() {
   to_land_.close();
 }
 
+bool Spills::open_gate(Work& work) {
+  // Pages of a cancelled ticket are not asked for.
+  const bool known = work.resident.count == 0 || work.spill->ticket.cancelled() ||
+                     core_.spill_indices.read(work.gate.chooser, work.resident,
+                                              core_.layout.page_count(), work.job.pages);
+  if (known) return core_.to_host.pass(work.gate);
+  core_.events.give(work.gate);
+  return false;
+}
+
 void Spills::read(const WorkRef& work) {
   cpu::SpillJob& job = work->job;
-  const bool ready = core_.to_host.begin_after(std::exchange(work->after, nullptr));
+  const bool ready = open_gate(*work);
   Batch batch;
-  for (std::size_t i = 0; i < job.pages.size(); ++i) {
+  for (std::size_t left = job.keys.size(); left > 0; --left) {
     const std::size_t index = job.order.take();
     const auto delay = core_.faults.delay(CopyKind::spill, Faults::kEveryLayer);
     if (delay.count() != 0) job.ticket->sleep(delay);
@@ -104,7 +116,7 @@ void Spills::read(const WorkRef& work) {
       --queued_pages_;
     }
     if (!ready || core_.health->poisoned()) {
-      drop(*work, core_.counters.dropped_off);
+      pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_off);
       continue;
     }
     if (prepare(work, index, batch) && batch.pages.size() == kBatchPages) flush(batch);
@@ -115,14 +127,18 @@ void Spills::read(const WorkRef& work) {
 bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
   SpillTicket& ticket = *work->job.ticket;
   if (ticket.cancelled()) {
-    drop(*work, core_.counters.dropped_cancelled);
+    pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_cancelled);
+    return false;
+  }
+  if (work->job.pages[index] < 0) {
+    pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_outside);
     return false;
   }
   // Slots come free by what is enqueued, so that must not wait for us.
   if (!core_.spill_slots.has_free()) flush(batch);
   const std::vector<Slot> slots = core_.spill_slots.take(1);
   if (slots.empty()) {
-    drop(*work, core_.counters.dropped_cancelled);
+    pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_cancelled);
     return false;
   }
   BlockRef block;
@@ -133,7 +149,7 @@ bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
   if (!ticket.begin_read()) {
     core_.pool->abandon(block);
     core_.spill_slots.give(slots);
-    drop(*work, core_.counters.dropped_cancelled);
+    pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_cancelled);
     return false;
   }
   for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
@@ -150,31 +166,29 @@ bool Spills::reserve(const WorkRef& work, std::size_t index, BlockRef& block) {
     case ReserveStatus::ok:
       return true;
     case ReserveStatus::present:
-      add(core_.counters.spill_present, 1);
-      settle(*work, SpillOutcome::present);
+      pass_over(*work, SpillOutcome::present, core_.counters.spill_present);
       break;
     case ReserveStatus::full:
-      drop(*work, core_.counters.dropped_full);
+      pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_full);
       break;
     case ReserveStatus::busy:
-      settle_busy(*work, index);
+      pass_over_busy(*work, index);
       break;
     case ReserveStatus::off:
-      drop(*work, core_.counters.dropped_off);
+      pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_off);
       break;
   }
   return false;
 }
 
-void Spills::settle_busy(Work& work, std::size_t index) {
+void Spills::pass_over_busy(Work& work, std::size_t index) {
   if (!work.job.shared) {
-    drop(work, core_.counters.dropped_busy);
+    pass_over(work, SpillOutcome::dropped, core_.counters.dropped_busy);
   } else if (core_.pool->lookup({&work.job.keys[index], 1}) == 1) {
     // Its writer has published it since.
-    add(core_.counters.spill_present, 1);
-    settle(work, SpillOutcome::present);
+    pass_over(work, SpillOutcome::present, core_.counters.spill_present);
   } else {
-    drop(work, core_.counters.left_to_others);
+    pass_over(work, SpillOutcome::dropped, core_.counters.left_to_others);
   }
 }
 
@@ -190,6 +204,7 @@ void Spills::flush(Batch& batch) {
   fill_tables(core_, all);
   batch.enqueued = core_.health->check(enqueue_gather(core_, all));
   batch.event = core_.to_host.mark();
+  batch.pages.front().work->spill->enqueued(batch.pages.size(), batch.event);
   to_land_.push(std::exchange(batch, Batch{}));
 }
 
@@ -199,6 +214,7 @@ void Spills::land_all() {
   static_cast<void>(core_.health->check(core_.device->enter_thread()));
   while (std::optional<Batch> batch = to_land_.pop()) {
     const bool passed = core_.to_host.await(batch->event);
+    batch->pages.front().work->spill->landed();
     core_.events.give(batch->event);
     const bool whole = passed && batch->enqueued && !core_.health->poisoned();
     for (Page& page : batch->pages) {
@@ -220,8 +236,9 @@ void Spills::store(Page& page) {
   if (!page.whole) {
     core_.pool->abandon(page.block);
     core_.spill_slots.give({&page.slot, 1});
-    drop(work,
-         core_.health->poisoned() ? core_.counters.dropped_off : core_.counters.dropped_cancelled);
+    add(core_.health->poisoned() ? core_.counters.dropped_off : core_.counters.dropped_cancelled,
+        1);
+    settle(work, SpillOutcome::dropped);
     return;
   }
   const std::uint64_t bytes = core_.layout.block_bytes();
@@ -236,21 +253,22 @@ void Spills::store(Page& page) {
 
 // ---- outcomes ----
 
-void Spills::drop(Work& work, std::atomic<std::uint64_t>& reason, std::size_t pages) {
-  add(reason, pages);
-  settle(work, SpillOutcome::dropped, pages);
+void Spills::pass_over(Work& work, SpillOutcome outcome, std::atomic<std::uint64_t>& reason) {
+  add(reason, 1);
+  work.spill->pass_over(1);
+  settle(work, outcome);
 }
 
-void Spills::settle(Work& work, SpillOutcome outcome, std::size_t pages) {
+void Spills::settle(Work& work, SpillOutcome outcome) {
   cpu::SpillJob& job = work.job;
   if (outcome == SpillOutcome::present) job.any_present.store(true, std::memory_order_relaxed);
   // The run is stamped again as a whole where its pages may carry others' stamps, as in the CPU
   // engine.
-  const bool last = job.unfinished.fetch_sub(pages, std::memory_order_acq_rel) == pages;
+  const bool last = job.unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1;
   if (last && (job.shared || job.any_present.load(std::memory_order_relaxed))) {
     core_.pool->touch(job.keys);
   }
-  job.ticket->settle(outcome, pages);
+  job.ticket->settle(outcome);
   if (!job.ticket->done() || work.over.exchange(true)) return;
   {
     const std::lock_guard lock(mutex_);

@@ -1,16 +1,16 @@
 // Spills of a stream engine: device pages into slots, slots into the pool.
 //
-//   submit    caller      takes the event to wait for; queues
-//   read      thread 1    reserves blocks, enqueues copies of batches of pages behind that event
+//   submit    caller      takes the gate to wait for; queues
+//   read      thread 1    fetches page indices that only the device has; reserves blocks, enqueues
+//                         copies of batches of pages behind the gate
 //   land      thread 2    waits for the device: ends the reads of the batch
 //   store     threads 3+  copy each page into its block with its checksum in one pass, publish
 //
 // Bounds: the slots, half of our quota of reserved blocks, and the pages that may wait. Thread 1
 // waits for slots; what does not fit in the queue meanwhile is dropped and counted.
 //
-// A ticket says device_done as SpillTicket defines it: once cancelled, when the reads in progress
-// have ended; otherwise with the outcome of its last page, which is the store's and so later than
-// the device needs.
+// Every page is passed over or has one read, and both are said to the ticket: so it is device_done
+// when the last read has landed, before the pages are stored.
 #pragma once
 
 #include <atomic>
@@ -23,12 +23,14 @@
 #include "copy/cpu/jobs.h"
 #include "copy/stream/core.h"
 #include "copy/stream/queue.h"
+#include "copy/stream/stream_spill.h"
 
 namespace hpkv::stream {
 
 struct SpillRequest {
   std::vector<Key> keys;
   std::vector<std::int64_t> pages;
+  DevicePages resident;  // instead of pages, when it has any
   Turn turn;
 };
 
@@ -40,7 +42,7 @@ class Spills {
   Spills& operator=(const Spills&) = delete;
 
   // A request whose numbers agree. Never waits.
-  std::shared_ptr<SpillTicket> submit(SpillRequest request, DeviceEvent after);
+  std::shared_ptr<StreamSpill> submit(SpillRequest request, const After& after);
   // Cancels what is not over; later submissions are dropped.
   void stop();
   // Until the threads are gone; after stop().
@@ -49,14 +51,20 @@ class Spills {
   [[nodiscard]] std::size_t queued_pages() const;
 
  private:
-  // A ticket's job in the CPU engine's words, and the event its reads wait for.
+  // A ticket's job in the CPU engine's words, and what its reads wait for.
   struct Work {
+    std::shared_ptr<StreamSpill> spill;
     cpu::SpillJob job;
-    EventHandle after = nullptr;
+    DevicePages resident;  // the job's pages are these, once they are fetched
+    Gate gate;
     std::atomic<bool> over{false};
 
-    Work(SpillRequest request, std::uint64_t stamp)
-        : job(std::move(request.keys), std::move(request.pages), stamp, request.turn) {}
+    Work(std::shared_ptr<StreamSpill> the_spill, SpillRequest request, std::uint64_t stamp)
+        : spill(std::move(the_spill)),
+          job(std::move(request.keys), std::move(request.pages), stamp, request.turn),
+          resident(request.resident) {
+      job.ticket = {spill, &spill->ticket};
+    }
   };
   using WorkRef = std::shared_ptr<Work>;
   // A page between its reservation and its outcome.
@@ -75,16 +83,19 @@ class Spills {
 
   void read_all();
   void read(const WorkRef& work);
+  // Whether the job's pages are known and its copies may be enqueued.
+  [[nodiscard]] bool open_gate(Work& work);
   // Reserves a page and its slot and begins its read; false when it is settled already.
   [[nodiscard]] bool prepare(const WorkRef& work, std::size_t index, Batch& batch);
   [[nodiscard]] bool reserve(const WorkRef& work, std::size_t index, BlockRef& block);
-  void settle_busy(Work& work, std::size_t index);
+  void pass_over_busy(Work& work, std::size_t index);
   void flush(Batch& batch);
   void land_all();
   void store_all();
   void store(Page& page);
-  void drop(Work& work, std::atomic<std::uint64_t>& reason, std::size_t pages = 1);
-  void settle(Work& work, SpillOutcome outcome, std::size_t pages = 1);
+  // Pages that are not read.
+  void pass_over(Work& work, SpillOutcome outcome, std::atomic<std::uint64_t>& reason);
+  void settle(Work& work, SpillOutcome outcome);
 
   Core& core_;
   mutable std::mutex mutex_;

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "copy/stream/device.h"
@@ -35,12 +37,16 @@ class StreamLoad {
   // failed, the pages are not to be used. True says only that it had not failed by then: the
   // ticket's ok() says so in the end, and where it says no, what was computed from these pages is
   // recomputed.
-  bool wait_layer_on(StreamHandle stream, std::uint32_t layer) {
+  [[nodiscard]] bool wait_layer_on(StreamHandle stream, std::uint32_t layer) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return over_ || events_[layer] != nullptr || has_failed(); });
-    if (has_failed()) return false;
-    // Over: a host thread has seen the layer land, so whatever is enqueued now finds it.
-    return over_ || health_->check(device_->wait(stream, events_[layer]));
+    changed_.wait(lock, [&] { return is_known(layer); });
+    return follow(stream, layer);
+  }
+  // The same when the host need not wait for it; nothing otherwise.
+  [[nodiscard]] std::optional<bool> try_wait_layer_on(StreamHandle stream, std::uint32_t layer) {
+    const std::lock_guard lock(mutex_);
+    if (!is_known(layer)) return std::nullopt;
+    return follow(stream, layer);
   }
 
   // ---- engine threads ----
@@ -64,6 +70,14 @@ class StreamLoad {
   }
 
  private:
+  [[nodiscard]] bool is_known(std::uint32_t layer) const {
+    return over_ || events_[layer] != nullptr || has_failed();
+  }
+  [[nodiscard]] bool follow(StreamHandle stream, std::uint32_t layer) {
+    if (has_failed()) return false;
+    // Over: a host thread has seen the layer land, so whatever is enqueued now finds it.
+    return over_ || health_->check(device_->wait(stream, events_[layer]));
+  }
   [[nodiscard]] bool has_failed() const { return ticket.failed() || health_->poisoned(); }
 
   const std::shared_ptr<Device> device_;

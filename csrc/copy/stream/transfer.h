@@ -11,14 +11,6 @@
 
 namespace hpkv::stream {
 
-// Indices that only the device has: of each page's first token, in device memory. They stay valid
-// until the load's ticket is done, and are read behind the event that the load waits for.
-struct DevicePages {
-  const std::int64_t* first_slots = nullptr;
-  std::size_t count = 0;
-  std::uint64_t page_size = 1;  // tokens
-};
-
 // Pages and the slots that stand for them, one each. Of the page lists one is used: `resident` when
 // it has pages. The spans are the caller's and outlive the enqueued work's call, not the work.
 struct PageSlots {
