@@ -1,15 +1,11 @@
 // Python's view of the copy engine: regions, layouts, tickets and the engine.
-//
-// Submitting copies its arguments and returns with the GIL held; waiting releases it. Engine
-// threads own no Python object and never take the GIL.
+// What it has in common with the stream engine is in engine.h, and the rules about the GIL too.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,10 +13,9 @@
 
 #include "base/crc32c.h"
 #include "bind/bind.h"
+#include "bind/engine.h"
 #include "bind/handles.h"
 #include "copy/engine.h"
-
-namespace nb = nanobind;
 
 namespace hpkv::bind {
 namespace {
@@ -29,51 +24,14 @@ using Pages = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Python's BlockSource. The count is the core's own, as in handles.h: an engine thread may be the
-// last owner.
-struct SourceHandle {
-  std::shared_ptr<const BlockSource> source;
-};
-
 // Python's CopyEngine.
 struct EngineHandle {
   std::unique_ptr<CopyEngine> engine;
   int layer_count;
 };
 
-// A broken contract of the caller is a ValueError in Python.
-template <typename Call>
-auto checked(Call&& call) {
-  try {
-    return call();
-  } catch (const Error& error) {
-    throw nb::value_error(error.what());
-  }
-}
-
 std::vector<std::int64_t> copied(const Pages& pages) {
   return {pages.data(), pages.data() + pages.shape(0)};
-}
-
-CopyKind kind_named(const std::string& name) {
-  if (name == "spill") return CopyKind::spill;
-  if (name == "load") return CopyKind::load;
-  if (name == "verify") return CopyKind::verify;
-  throw nb::value_error(("kind is '" + name + "'; valid: spill, load, verify").c_str());
-}
-
-std::chrono::nanoseconds nanoseconds_of(double seconds) {
-  // Negative and NaN do not wait; a limit of some years keeps the sum with "now" in range.
-  constexpr double kSecondsMax = 1e8;
-  if (!(seconds > 0)) return std::chrono::nanoseconds(0);
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, kSecondsMax) * 1e9));
-}
-
-void check_layer(const LoadTicket& ticket, std::uint32_t layer) {
-  if (layer < ticket.layer_count()) return;
-  const std::string message = "layer " + std::to_string(layer) + " is not in [0, " +
-                              std::to_string(ticket.layer_count()) + ")";
-  throw nb::index_error(message.c_str());
 }
 
 const std::byte* data_of(const Bytes& bytes) {
@@ -177,68 +135,24 @@ void bind_source(nb::module_& module) {
 }
 
 void bind_tickets(nb::module_& module) {
-  const auto waiting = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<SpillTicket>(module, "SpillTicket")
-      .def_prop_ro("device_done", &SpillTicket::device_done)
-      .def_prop_ro("done", &SpillTicket::done)
-      .def_prop_ro("stored", &SpillTicket::stored)
-      .def_prop_ro("present", &SpillTicket::present)
-      .def_prop_ro("dropped", &SpillTicket::dropped)
-      .def(
-          "wait_device",
-          [](SpillTicket& self, double timeout_s) {
-            return self.wait_device(nanoseconds_of(timeout_s));
-          },
-          nb::arg("timeout_s"), waiting)
-      .def("wait", &SpillTicket::wait, waiting)
-      .def("cancel", &SpillTicket::cancel);
-  nb::class_<LoadTicket>(module, "LoadTicket")
-      .def_prop_ro("done", &LoadTicket::done)
-      .def_prop_ro("ok", &LoadTicket::ok)
-      .def_prop_ro("elapsed_s", &LoadTicket::elapsed_s)
-      .def(
-          "layer_done",
-          [](const LoadTicket& self, std::uint32_t layer) {
-            check_layer(self, layer);
-            return self.layer_done(layer);
-          },
-          nb::arg("layer"))
-      .def(
-          "wait_layer",
-          [](LoadTicket& self, std::uint32_t layer) {
-            check_layer(self, layer);
-            if (self.layer_done(layer)) return;
-            const nb::gil_scoped_release released;
-            self.wait_layer(layer);
-          },
-          nb::arg("layer"))
-      .def("wait", &LoadTicket::wait, waiting);
+  auto spill = nb::class_<SpillTicket>(module, "SpillTicket");
+  bind_spill_progress(spill, [](SpillTicket& self) -> SpillTicket& { return self; });
+  spill.def("cancel", &SpillTicket::cancel);
+  auto load = nb::class_<LoadTicket>(module, "LoadTicket");
+  bind_load_progress(load, [](LoadTicket& self) -> LoadTicket& { return self; });
+  load.def(
+      "wait_layer",
+      [](LoadTicket& self, std::uint32_t layer) {
+        check_layer(self, layer);
+        if (self.layer_done(layer)) return;
+        const nb::gil_scoped_release released;
+        self.wait_layer(layer);
+      },
+      nb::arg("layer"));
   nb::class_<VerifyTicket>(module, "VerifyTicket")
       .def_prop_ro("done", &VerifyTicket::done)
       .def_prop_ro("good", &VerifyTicket::good)
-      .def("wait", &VerifyTicket::wait, waiting);
-}
-
-nb::dict stats_of(const EngineHandle& self) {
-  const EngineStats stats = self.engine->stats();
-  nb::dict out;
-  out["spill_stored"] = stats.spill_stored;
-  out["spill_present"] = stats.spill_present;
-  out["spill_dropped_full"] = stats.spill_dropped_full;
-  out["spill_dropped_busy"] = stats.spill_dropped_busy;
-  out["spill_left_to_others"] = stats.spill_left_to_others;
-  out["spill_dropped_off"] = stats.spill_dropped_off;
-  out["spill_dropped_queue"] = stats.spill_dropped_queue;
-  out["spill_dropped_cancelled"] = stats.spill_dropped_cancelled;
-  out["spilled_bytes"] = stats.spilled_bytes;
-  out["load_tickets"] = stats.load_tickets;
-  out["load_failed"] = stats.load_failed;
-  out["loaded_blocks"] = stats.loaded_blocks;
-  out["loaded_bytes"] = stats.loaded_bytes;
-  out["verified_blocks"] = stats.verified_blocks;
-  out["bad_blocks"] = stats.bad_blocks;
-  out["queued_pages"] = stats.queued_pages;
-  return out;
+      .def("wait", &VerifyTicket::wait, nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_submission(nb::class_<EngineHandle>& engine) {
@@ -269,34 +183,35 @@ void bind_submission(nb::class_<EngineHandle>& engine) {
           nb::arg("lease"));
 }
 
-void bind_faults(nb::class_<EngineHandle>& engine) {
-  engine
-      .def(
-          "set_delay",
-          [](EngineHandle& self, const std::string& kind, int layer, std::int64_t microseconds) {
-            if (layer < Faults::kEveryLayer || layer >= self.layer_count || microseconds < 0) {
-              throw nb::value_error("layer is -1 or one of the layout, microseconds at least 0");
-            }
-            self.engine->faults().set_delay(kind_named(kind), layer,
-                                            std::chrono::microseconds(microseconds));
-          },
-          nb::arg("kind"), nb::arg("layer"), nb::arg("microseconds"))
-      .def(
-          "fail_next",
-          [](EngineHandle& self, const std::string& kind, std::uint32_t count) {
-            self.engine->faults().fail_next(kind_named(kind), count);
-          },
-          nb::arg("kind"), nb::arg("count"));
-}
-
 }  // namespace
+
+nb::dict as_dict(const EngineStats& stats) {
+  nb::dict out;
+  out["spill_stored"] = stats.spill_stored;
+  out["spill_present"] = stats.spill_present;
+  out["spill_dropped_full"] = stats.spill_dropped_full;
+  out["spill_dropped_busy"] = stats.spill_dropped_busy;
+  out["spill_left_to_others"] = stats.spill_left_to_others;
+  out["spill_dropped_off"] = stats.spill_dropped_off;
+  out["spill_dropped_queue"] = stats.spill_dropped_queue;
+  out["spill_dropped_cancelled"] = stats.spill_dropped_cancelled;
+  out["spill_dropped_outside"] = stats.spill_dropped_outside;
+  out["spilled_bytes"] = stats.spilled_bytes;
+  out["load_tickets"] = stats.load_tickets;
+  out["load_failed"] = stats.load_failed;
+  out["loaded_blocks"] = stats.loaded_blocks;
+  out["loaded_bytes"] = stats.loaded_bytes;
+  out["verified_blocks"] = stats.verified_blocks;
+  out["bad_blocks"] = stats.bad_blocks;
+  out["queued_pages"] = stats.queued_pages;
+  return out;
+}
 
 void bind_copy(nb::module_& module) {
   bind_checksums(module);
   bind_layout(module);
   bind_source(module);
   bind_tickets(module);
-  const auto waiting = nb::call_guard<nb::gil_scoped_release>();
   auto engine = nb::class_<EngineHandle>(module, "CopyEngine");
   engine.def(
       "__init__",
@@ -311,11 +226,7 @@ void bind_copy(nb::module_& module) {
       nb::arg("pool"), nb::arg("namespace"), nb::arg("layout"), nb::kw_only(),
       nb::arg("threads") = 2);
   bind_submission(engine);
-  bind_faults(engine);
-  engine.def("stats", &stats_of)
-      .def(
-          "quiesce", [](EngineHandle& self) { self.engine->quiesce(); }, waiting)
-      .def("close", [](EngineHandle& self) { self.engine->close(); }, waiting);
+  bind_running(engine);
 }
 
 }  // namespace hpkv::bind

@@ -1,1 +1,6 @@
-list(APPEND HPKV_BIND keys.cc pool.cc store.cc copy.cc)
+list(APPEND HPKV_BIND keys.cc pool.cc store.cc copy.cc stream.cc)
+if(HPKV_RIG)
+  list(APPEND HPKV_BIND rig.cc ../tests/async_device.cc)
+else()
+  list(APPEND HPKV_BIND no_rig.cc)
+endif()

@@ -14,4 +14,3 @@ list(APPEND HPKV_COPY
   copy/stream/staging.cc
   copy/stream/transfer.cc
   copy/stream/verifies.cc)
-include(${CMAKE_CURRENT_LIST_DIR}/cuda/cuda.cmake)

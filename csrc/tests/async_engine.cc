@@ -1,9 +1,14 @@
 // Linked in the place of the CPU engine's factory: the tests of the CPU engine, which is the
-// specification, run against the stream engine on a device of threads. They know no device events,
-// so every submission here gets one of a stream that dawdles, as a forward pass does.
+// specification, run against the stream engine on a device of threads. They know no device events
+// and no device's indices, so every submission here gets one of a stream that dawdles, as a forward
+// pass does, or streams and indices that only the device has.
+#include <algorithm>
 #include <atomic>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "copy/engine.h"
@@ -12,14 +17,20 @@
 #include "tests/check.h"
 
 namespace hpkv {
+
+using stream::Streams;
+
 namespace {
 
 class DrivenEngine final : public CopyEngine {
  public:
   DrivenEngine(std::shared_ptr<Pool> pool, std::uint32_t namespace_index, BlockLayout layout,
-               const stream::StreamOptions& options)
-      : device_(std::make_shared<test::AsyncDevice>()) {
+               const stream::StreamOptions& options, bool resident)
+      : device_(std::make_shared<test::AsyncDevice>()),
+        page_count_(layout.page_count()),
+        resident_(resident) {
     CHECK(device_->make_stream(false, forward_).ok());
+    CHECK(device_->make_stream(false, schedule_).ok());
     engine_ = std::make_unique<stream::StreamEngine>(device_, std::move(pool), namespace_index,
                                                      std::move(layout), options);
   }
@@ -28,6 +39,7 @@ class DrivenEngine final : public CopyEngine {
     const bool sound = engine_->check().empty() && !engine_->poisoned();
     engine_.reset();
     device_->destroy_stream(forward_);
+    device_->destroy_stream(schedule_);
     // What the engine took from the device it has given back.
     if (!sound || device_->live_events() != 0 || device_->live_allocations() != 0) std::abort();
   }
@@ -36,11 +48,21 @@ class DrivenEngine final : public CopyEngine {
 
   std::shared_ptr<SpillTicket> spill(std::vector<Key> keys, std::vector<std::int64_t> pages,
                                      DeviceEvent after, Turn turn) override {
+    if (goes_by_indices(pages)) {
+      const auto spill = engine_->spill_resident(std::move(keys), on_device(std::move(pages)),
+                                                 Streams{schedule_, forward_}, turn);
+      return {spill, &spill->ticket};
+    }
     const Recorded event(*this, after);
     return engine_->spill(std::move(keys), std::move(pages), {event.handle}, turn);
   }
   std::shared_ptr<LoadTicket> load(Lease lease, std::vector<std::int64_t> pages, DeviceEvent after,
                                    std::shared_ptr<const BlockSource> source) override {
+    if (goes_by_indices(pages)) {
+      const auto load = engine_->load_resident(std::move(lease), on_device(std::move(pages)),
+                                               Streams{schedule_, forward_}, std::move(source));
+      return {load, &load->ticket};
+    }
     const Recorded event(*this, after);
     return engine_->load(std::move(lease), std::move(pages), {event.handle}, std::move(source));
   }
@@ -70,14 +92,38 @@ class DrivenEngine final : public CopyEngine {
     stream::EventHandle handle = nullptr;
   };
 
+  // Of these only the host can say that they are none.
+  [[nodiscard]] bool goes_by_indices(const std::vector<std::int64_t>& pages) const {
+    return resident_ && std::ranges::all_of(pages, [this](std::int64_t page) {
+             return page >= 0 && static_cast<std::uint64_t>(page) < page_count_;
+           });
+  }
+  // Written by the schedule stream, and kept: somebody may want them until the end.
+  stream::DevicePages on_device(std::vector<std::int64_t> pages) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::int64_t>& first_slots = arrays_.emplace_back(pages.size(), -1);
+    device_->launch(schedule_, [&first_slots, pages] {
+      for (std::size_t i = 0; i < pages.size(); ++i) first_slots[i] = pages[i] * kTokens + 1;
+    });
+    return {first_slots.data(), pages.size(), kTokens};
+  }
+
+  static constexpr std::int64_t kTokens = 4;
+
   const std::shared_ptr<test::AsyncDevice> device_;
+  const std::uint64_t page_count_;
+  const bool resident_;
   stream::StreamHandle forward_ = nullptr;
+  stream::StreamHandle schedule_ = nullptr;
+  std::mutex mutex_;
+  std::list<std::vector<std::int64_t>> arrays_;  // mutex_
   std::unique_ptr<stream::StreamEngine> engine_;
 };
 
 }  // namespace
 
-// Engines take turns between few slots and many, and between kernels and batches of spans.
+// Engines take turns between few slots and many, between kernels and batches of spans, and between
+// indices of the host and of the device.
 std::unique_ptr<CopyEngine> make_cpu_engine(std::shared_ptr<Pool> pool,
                                             std::uint32_t namespace_index, BlockLayout layout,
                                             const EngineOptions& options) {
@@ -86,11 +132,12 @@ std::unique_ptr<CopyEngine> make_cpu_engine(std::shared_ptr<Pool> pool,
   stream::StreamOptions wanted;
   wanted.queues = options;
   wanted.staging_bytes = std::uint64_t{4} << 20;
+  wanted.index_rows = 7;
   wanted.staging_slots = kind % 3 == 0 ? 5 : 0;
   wanted.spill_path = kind % 2 == 0 ? stream::CopyPath::kernel : stream::CopyPath::batch;
   wanted.load_path = kind / 2 % 2 == 0 ? stream::CopyPath::kernel : stream::CopyPath::batch;
-  return std::make_unique<DrivenEngine>(std::move(pool), namespace_index, std::move(layout),
-                                        wanted);
+  return std::make_unique<DrivenEngine>(std::move(pool), namespace_index, std::move(layout), wanted,
+                                        kind % 4 < 2);
 }
 
 }  // namespace hpkv

@@ -64,6 +64,14 @@ class StreamRig {
     return BlockLayout(kBlockBytes, kLayers, kPages, std::move(regions));
   }
 
+  // Blocks of the layout's own format, in the words of a source.
+  [[nodiscard]] std::shared_ptr<const BlockSource> source() const {
+    const BlockLayout own = layout();
+    const std::vector<Region> regions(own.regions().begin(), own.regions().end());
+    return std::make_shared<BlockSource>(own, kBlockBytes,
+                                         std::vector<std::vector<Region>>{regions});
+  }
+
   // Device memory: [buffer, page, token, row].
   [[nodiscard]] std::byte* at(std::int64_t page, std::uint64_t buffer) const {
     const auto offset = (buffer * kPages + static_cast<std::uint64_t>(page)) * kPageBytes;

@@ -68,14 +68,6 @@ class CallersRig : public StreamRig {
   void await_writing(std::size_t blocks) const {
     while (pool->stats().writing != blocks) std::this_thread::yield();
   }
-  // Blocks of the layout's own format, in the words of a source.
-  [[nodiscard]] std::shared_ptr<const BlockSource> source() const {
-    const BlockLayout own = layout();
-    std::vector<Region> regions(own.regions().begin(), own.regions().end());
-    return std::make_shared<BlockSource>(own, kBlockBytes,
-                                         std::vector<std::vector<Region>>{std::move(regions)});
-  }
-
   StreamHandle schedule = nullptr;
   std::vector<std::int64_t> first_slots;
 };

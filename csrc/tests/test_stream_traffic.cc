@@ -18,6 +18,8 @@ namespace hpkv {
 
 using stream::CopyPath;
 using stream::StreamLoad;
+using stream::Streams;
+using stream::StreamSpill;
 using test::few_slots;
 using test::random_keys;
 using test::RecordedEvent;
@@ -27,9 +29,9 @@ namespace {
 
 constexpr std::size_t kMany = 40;  // keys; half of them fit the device
 
-// A server in small: pages are taken from a free list and go back the moment the engine allows it,
-// and what the forward stream writes and reads is checked byte by byte. The model of a page or
-// block is its key.
+// A server in small, with a stream that chooses pages and one that uses them: pages are taken from
+// a free list and go back the moment the engine allows it, and what the forward stream writes and
+// reads is checked byte by byte. The model of a page or block is its key.
 class Traffic {
  public:
   Traffic(StreamRig& rig, std::uint64_t seed)
@@ -37,6 +39,7 @@ class Traffic {
     for (std::int64_t page = 0; page < static_cast<std::int64_t>(StreamRig::kPages); ++page) {
       free_.push_back(page);
     }
+    CHECK(rig.device->make_stream(false, schedule_).ok());
   }
 
   void step() {
@@ -48,11 +51,13 @@ class Traffic {
       CHECK(rig_.device->synchronize_stream(rig_.forward).ok());
       collect();
     }
-    switch (random_() % 4) {
+    switch (random_() % 5) {
       case 0:
-      case 1:
         return spill();
+      case 1:
       case 2:
+        return spill_resident();
+      case 3:
         return load(false);
       default:
         return load(true);
@@ -62,6 +67,7 @@ class Traffic {
   // To the end of everything.
   void finish() {
     for (auto& one : spills_) one.ticket->wait();
+    for (auto& one : residents_) one->spill->ticket.wait();
     for (auto& one : loads_) one->load->ticket.wait();
     rig_.engine->quiesce();
     CHECK(rig_.device->synchronize_stream(rig_.forward).ok());
@@ -82,6 +88,11 @@ class Traffic {
   struct Spill {
     std::shared_ptr<SpillTicket> ticket;
     std::vector<std::int64_t> pages;
+  };
+  // Its pages are free already: whoever has them next writes them behind the reads.
+  struct Resident {
+    std::shared_ptr<StreamSpill> spill;
+    std::vector<std::int64_t> first_slots;  // until the ticket is done
   };
   struct Load {
     std::shared_ptr<StreamLoad> load;
@@ -112,6 +123,7 @@ class Traffic {
       if (over) give_pages(it->pages);
       it = over ? spills_.erase(it) : std::next(it);
     }
+    std::erase_if(residents_, [](const auto& one) { return one->spill->ticket.done(); });
     for (auto it = loads_.begin(); it != loads_.end();) {
       const Load& one = **it;
       // The forward may still read: the next owner's copies wait for its event, so the end of the
@@ -125,22 +137,55 @@ class Traffic {
     }
   }
 
-  // Some keys in a row, their pages written by the forward stream.
-  void spill() {
-    const std::vector<std::int64_t> pages = take_pages(1 + random_() % 8);
-    if (pages.empty()) return;
+  // As many keys in a row as pages; the forward stream writes those.
+  std::vector<Key> computed(const std::vector<std::int64_t>& pages) {
     const std::size_t first = random_() % (kMany - pages.size());
     const std::vector<Key> keys(keys_.begin() + static_cast<std::ptrdiff_t>(first),
                                 keys_.begin() + static_cast<std::ptrdiff_t>(first + pages.size()));
     rig_.device->launch(rig_.forward, [this, keys, pages] {
       for (std::size_t i = 0; i < keys.size(); ++i) rig_.fill_page(pages[i], keys[i]);
     });
-    const RecordedEvent event(*rig_.device, rig_.forward);
+    return keys;
+  }
+
+  Turn some_turn() {
     const std::uint64_t count = 1 + random_() % 3;
-    const Turn turn{static_cast<std::int64_t>(random_() % count), static_cast<std::int64_t>(count)};
-    const auto ticket = rig_.engine->spill(keys, pages, event.get(), turn);
+    return {static_cast<std::int64_t>(random_() % count), static_cast<std::int64_t>(count)};
+  }
+
+  void spill() {
+    const std::vector<std::int64_t> pages = take_pages(1 + random_() % 8);
+    if (pages.empty()) return;
+    const std::vector<Key> keys = computed(pages);
+    const RecordedEvent event(*rig_.device, rig_.forward);
+    const auto ticket = rig_.engine->spill(keys, pages, event.get(), some_turn());
     if (random_() % 4 == 0) ticket->cancel();
     spills_.push_back({ticket, pages});
+  }
+
+  void spill_resident() {
+    const std::vector<std::int64_t> pages = take_pages(1 + random_() % 8);
+    if (pages.empty()) return;
+    const std::vector<Key> keys = computed(pages);
+    auto one = std::make_unique<Resident>();
+    one->first_slots.resize(pages.size());
+    choose(one->first_slots, pages);
+    one->spill = rig_.engine->spill_resident(
+        keys, {one->first_slots.data(), pages.size(), StreamRig::kTokens},
+        Streams{schedule_, rig_.forward}, some_turn());
+    // In time, or not, as it comes; afterwards the forward may write the pages.
+    const auto budget = std::chrono::microseconds(random_() % 3 * 500);
+    if (!one->spill->wait_reads_on(rig_.forward, budget)) one->spill->cancel();
+    give_pages(pages);
+    residents_.push_back(std::move(one));
+  }
+
+  void choose(std::vector<std::int64_t>& first_slots, const std::vector<std::int64_t>& pages) {
+    rig_.device->launch(schedule_, [&first_slots, pages] {
+      for (std::size_t i = 0; i < pages.size(); ++i) {
+        first_slots[i] = pages[i] * static_cast<std::int64_t>(StreamRig::kTokens);
+      }
+    });
   }
 
   void load(bool resident) {
@@ -156,17 +201,14 @@ class Traffic {
     one->first_slots.resize(one->pages.size());
     loaded_ += one->pages.size();
     Load& load = *one;
-    rig_.device->launch(rig_.forward, [&load] {
-      for (std::size_t i = 0; i < load.pages.size(); ++i) {
-        load.first_slots[i] = load.pages[i] * static_cast<std::int64_t>(StreamRig::kTokens);
-      }
-    });
-    const RecordedEvent event(*rig_.device, rig_.forward);
+    choose(load.first_slots, load.pages);
     load.load = resident ? rig_.engine->load_resident(
                                std::move(lease),
                                {load.first_slots.data(), load.pages.size(), StreamRig::kTokens},
-                               event.get())
-                         : rig_.engine->load_on_streams(std::move(lease), load.pages, event.get());
+                               Streams{schedule_, rig_.forward},
+                               random_() % 2 == 0 ? rig_.source() : nullptr)
+                         : rig_.engine->load_on_streams(std::move(lease), load.pages,
+                                                        Streams{schedule_, rig_.forward});
     for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
       CHECK(load.load->wait_layer_on(rig_.forward, layer));
       rig_.device->launch(rig_.forward, [this, &load, layer] {
@@ -183,7 +225,9 @@ class Traffic {
   std::mt19937_64 random_;
   std::vector<Key> keys_;
   std::vector<std::int64_t> free_;
+  stream::StreamHandle schedule_ = nullptr;
   std::list<Spill> spills_;
+  std::list<std::unique_ptr<Resident>> residents_;
   std::list<std::unique_ptr<Load>> loads_;
   std::atomic<std::size_t> wrong_{0};
   std::size_t loaded_ = 0;
@@ -211,33 +255,43 @@ namespace {
 // Some of everything, on one stream after the other; what fails, fails softly.
 void run_scenario(StreamRig& rig, const std::vector<Key>& keys) {
   const std::vector<Key> old(keys.begin(), keys.begin() + 4);
-  const std::vector<Key> fresh(keys.begin() + 4, keys.end());
+  const std::vector<Key> fresh(keys.begin() + 4, keys.begin() + 8);
+  const std::vector<Key> chosen(keys.begin() + 8, keys.end());
   const std::vector<std::int64_t> first_slots = {64, 80, 96, 112};
+  const std::vector<std::int64_t> last_slots = {224, 240, 256, 272};
+  const Streams streams{rig.forward, rig.to_host()};  // any other stream
   const RecordedEvent event(*rig.device, rig.forward);
-  const auto spill = rig.engine->spill(fresh, {10, 11, 12, 13, 14, 15, 16, 17}, event.get());
+  const auto spill = rig.engine->spill(fresh, {10, 11, 12, 13}, event.get());
+  const auto by_indices = rig.engine->spill_resident(chosen, {last_slots.data(), 4, 16}, streams);
   const auto load = rig.engine->load_on_streams(rig.lease(old), {0, 1, 2, 3}, event.get());
   const auto resident =
-      rig.engine->load_resident(rig.lease(old), {first_slots.data(), 4, 16}, event.get());
-  std::atomic<int> wrong{0};
+      rig.engine->load_resident(rig.lease(old), {first_slots.data(), 4, 16}, streams);
+  const std::vector<std::int64_t> more_slots = {288, 304, 320, 336};
+  const auto sourced = rig.engine->load_resident(rig.lease(old), {more_slots.data(), 4, 16},
+                                                 Streams{rig.forward}, rig.source());
   for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
-    for (const auto& [one, first] : {std::pair{load, 0}, std::pair{resident, 4}}) {
+    for (const auto& one : {load, resident, sourced}) {
       static_cast<void>(one->wait_layer_on(rig.forward, layer));
     }
   }
-  spill->wait();
-  CHECK(spill->device_done());
-  if (load->ticket.wait()) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      if (!rig.page_is(static_cast<std::int64_t>(i), old[i])) ++wrong;
-    }
+  if (by_indices->wait_reads_on(rig.forward, std::chrono::seconds(60))) {
+    rig.device->launch(rig.forward, [&rig] {
+      for (std::int64_t page = 14; page < 18; ++page) rig.wipe_page(page);
+    });
   }
-  if (resident->ticket.wait()) {
+  spill->wait();
+  by_indices->ticket.wait();
+  CHECK(spill->device_done() && by_indices->ticket.device_done());
+  int wrong = 0;
+  for (const auto& [one, first] : {std::pair{load, 0}, {resident, 4}, {sourced, 18}}) {
+    if (!one->ticket.wait()) continue;
     for (std::size_t i = 0; i < 4; ++i) {
-      if (!rig.page_is(static_cast<std::int64_t>(i) + 4, old[i])) ++wrong;
+      if (!rig.page_is(first + static_cast<std::int64_t>(i), old[i])) ++wrong;
     }
   }
   CHECK(wrong == 0);
   rig.engine->quiesce();
+  static_cast<void>(rig.device->synchronize_stream(rig.forward));
 }
 
 void check_after_error(StreamRig& rig, const std::vector<Key>& keys) {

@@ -233,7 +233,12 @@ void require(const Status& status) {
 
 }  // namespace
 
+int runtime_version() noexcept { return CUDART_VERSION; }
+
 std::unique_ptr<stream::Device> make_device(int ordinal) {
+  int driver = 0;
+  require(HPKV_CUDA_CALL(cudaDriverGetVersion, &driver));
+  if (driver == 0) throw Error(ErrorKind::system, "CUDA device: no CUDA driver is installed");
   int count = 0;
   require(HPKV_CUDA_CALL(cudaGetDeviceCount, &count));
   if (ordinal < 0 || ordinal >= count) {
