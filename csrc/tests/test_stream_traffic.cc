@@ -67,7 +67,7 @@ class Traffic {
   // To the end of everything.
   void finish() {
     for (auto& one : spills_) one.ticket->wait();
-    for (auto& one : residents_) one->spill->ticket.wait();
+    for (auto& one : residents_) one.spill->ticket.wait();
     for (auto& one : loads_) one->load->ticket.wait();
     rig_.engine->quiesce();
     CHECK(rig_.device->synchronize_stream(rig_.forward).ok());
@@ -85,6 +85,8 @@ class Traffic {
   [[nodiscard]] std::size_t loaded() const { return loaded_; }
 
  private:
+  // Page indices, in "device" memory.
+  using Indices = std::shared_ptr<std::vector<std::int64_t>>;
   struct Spill {
     std::shared_ptr<SpillTicket> ticket;
     std::vector<std::int64_t> pages;
@@ -92,12 +94,12 @@ class Traffic {
   // Its pages are free already: whoever has them next writes them behind the reads.
   struct Resident {
     std::shared_ptr<StreamSpill> spill;
-    std::vector<std::int64_t> first_slots;  // until the ticket is done
+    Indices first_slots;  // until the ticket is done
   };
   struct Load {
     std::shared_ptr<StreamLoad> load;
     std::vector<std::int64_t> pages;
-    std::vector<std::int64_t> first_slots;
+    Indices first_slots;
     std::vector<Key> keys;
     std::atomic<bool> read{false};  // by the forward stream, last layer
   };
@@ -123,7 +125,7 @@ class Traffic {
       if (over) give_pages(it->pages);
       it = over ? spills_.erase(it) : std::next(it);
     }
-    std::erase_if(residents_, [](const auto& one) { return one->spill->ticket.done(); });
+    std::erase_if(residents_, [](const auto& one) { return one.spill->ticket.done(); });
     for (auto it = loads_.begin(); it != loads_.end();) {
       const Load& one = **it;
       // The forward may still read: the next owner's copies wait for its event, so the end of the
@@ -167,25 +169,26 @@ class Traffic {
     const std::vector<std::int64_t> pages = take_pages(1 + random_() % 8);
     if (pages.empty()) return;
     const std::vector<Key> keys = computed(pages);
-    auto one = std::make_unique<Resident>();
-    one->first_slots.resize(pages.size());
-    choose(one->first_slots, pages);
-    one->spill = rig_.engine->spill_resident(
-        keys, {one->first_slots.data(), pages.size(), StreamRig::kTokens},
+    Resident one{nullptr, chosen(pages)};
+    one.spill = rig_.engine->spill_resident(
+        keys, {one.first_slots->data(), pages.size(), StreamRig::kTokens},
         Streams{schedule_, rig_.forward}, some_turn());
     // In time, or not, as it comes; afterwards the forward may write the pages.
     const auto budget = std::chrono::microseconds(random_() % 3 * 500);
-    if (!one->spill->wait_reads_on(rig_.forward, budget)) one->spill->cancel();
+    if (!one.spill->wait_reads_on(rig_.forward, budget)) one.spill->cancel();
     give_pages(pages);
     residents_.push_back(std::move(one));
   }
 
-  void choose(std::vector<std::int64_t>& first_slots, const std::vector<std::int64_t>& pages) {
-    rig_.device->launch(schedule_, [&first_slots, pages] {
+  // What the schedule stream writes. It may get to that when a cancelled ticket is long done.
+  Indices chosen(const std::vector<std::int64_t>& pages) {
+    auto first_slots = std::make_shared<std::vector<std::int64_t>>(pages.size(), -1);
+    rig_.device->launch(schedule_, [first_slots, pages] {
       for (std::size_t i = 0; i < pages.size(); ++i) {
-        first_slots[i] = pages[i] * static_cast<std::int64_t>(StreamRig::kTokens);
+        (*first_slots)[i] = pages[i] * static_cast<std::int64_t>(StreamRig::kTokens);
       }
     });
+    return first_slots;
   }
 
   void load(bool resident) {
@@ -198,13 +201,12 @@ class Traffic {
     lease.keep(one->pages.size());
     if (one->pages.empty()) return;
     one->keys.assign(lease.keys().begin(), lease.keys().end());
-    one->first_slots.resize(one->pages.size());
     loaded_ += one->pages.size();
     Load& load = *one;
-    choose(load.first_slots, load.pages);
+    load.first_slots = chosen(load.pages);
     load.load = resident ? rig_.engine->load_resident(
                                std::move(lease),
-                               {load.first_slots.data(), load.pages.size(), StreamRig::kTokens},
+                               {load.first_slots->data(), load.pages.size(), StreamRig::kTokens},
                                Streams{schedule_, rig_.forward},
                                random_() % 2 == 0 ? rig_.source() : nullptr)
                          : rig_.engine->load_on_streams(std::move(lease), load.pages,
@@ -227,7 +229,7 @@ class Traffic {
   std::vector<std::int64_t> free_;
   stream::StreamHandle schedule_ = nullptr;
   std::list<Spill> spills_;
-  std::list<std::unique_ptr<Resident>> residents_;
+  std::list<Resident> residents_;
   std::list<std::unique_ptr<Load>> loads_;
   std::atomic<std::size_t> wrong_{0};
   std::size_t loaded_ = 0;

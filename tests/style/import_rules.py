@@ -23,6 +23,7 @@ PACKAGE = "hpkv_sglang"
 LEVELS = {
     "errors": 0,
     "_core": 0,
+    "_core_stream": 0,  # a part of the stub of _core
     "config": 1,
     "flags": 1,
     "namespace": 1,

@@ -214,13 +214,13 @@ void Spills::land_all() {
   static_cast<void>(core_.health->check(core_.device->enter_thread()));
   while (std::optional<Batch> batch = to_land_.pop()) {
     const bool passed = core_.to_host.await(batch->event);
-    batch->pages.front().work->spill->landed();
-    core_.events.give(batch->event);
     const bool whole = passed && batch->enqueued && !core_.health->poisoned();
     for (Page& page : batch->pages) {
       page.whole = page.work->job.ticket->end_read() && whole;
-      to_store_.push(std::move(page));
     }
+    batch->pages.front().work->spill->landed();
+    core_.events.give(batch->event);
+    for (Page& page : batch->pages) to_store_.push(std::move(page));
   }
   to_store_.close();
 }

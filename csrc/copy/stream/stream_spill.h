@@ -68,7 +68,7 @@ class StreamSpill {
     last_event_ = event;
     changed_.notify_all();
   }
-  // The oldest of those reads are over; before its event is given back.
+  // The oldest of those reads are over, and the ticket knows; before their event is given back.
   void landed() {
     const std::lock_guard lock(mutex_);
     --batches_in_flight_;
