@@ -12,23 +12,22 @@ import secrets
 import tempfile
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from hpkv_sglang._core import CorePoolError, KeyBatch, Pool
-from hpkv_sglang.copy.interface import Engine
+from hpkv_sglang.copy.engines import Copier
 from hpkv_sglang.layout.base import PoolLayout
 
-EngineMaker = Callable[[Pool, int], Engine]
+CopierMaker = Callable[[Pool, int], Copier]
 
 _POOL_BYTES_MIN = 16 << 20
 _BLOCKS = 16  # a block may be an eighth of a pool at most
 
 
-def page_round_trip(directory: str, layout: PoolLayout, make_engine: EngineMaker) -> str | None:
+def page_round_trip(directory: str, layout: PoolLayout, make_copier: CopierMaker) -> str | None:
     """None when the last page came back as it was; otherwise what was found, in words.
 
-    `make_engine(pool, namespace_index)` makes the engine under test. The page is restored. Blocks
+    `make_copier(pool, namespace_index)` makes the engine under test. The page is restored. Blocks
     for some milliseconds. CorePoolError when `directory` has no place for a pool of 16 blocks.
     """
     block_bytes = layout.block.block_bytes
@@ -36,30 +35,33 @@ def page_round_trip(directory: str, layout: PoolLayout, make_engine: EngineMaker
         pool = Pool.open(place, pool_bytes=max(_POOL_BYTES_MIN, _BLOCKS * block_bytes))
     # The file has no name from here on: whatever happens, nothing of it stays.
     try:
-        engine = make_engine(pool, pool.add_namespace(bytes(32), b"", block_bytes))
+        copier = make_copier(pool, pool.add_namespace(bytes(32), b"", block_bytes))
         try:
-            return _round_trip(pool, engine, layout)
+            return _round_trip(pool, copier, layout)
         finally:
-            engine.close()
+            copier.engine.close()
     except CorePoolError as error:
         return str(error)
     finally:
         pool.close()
 
 
-def _round_trip(pool: Pool, engine: Engine, layout: PoolLayout) -> str | None:
+def _round_trip(pool: Pool, copier: Copier, layout: PoolLayout) -> str | None:
     index = layout.block.page_count - 1
     parts = [_bytes_of(tensor.pages[index]) for tensor in layout.tensors]
     before = [part.clone() for part in parts]
     pattern = [torch.randint(0, 256, part.shape, dtype=torch.uint8) for part in parts]
     _write(parts, pattern)
     keys = KeyBatch.from_bytes(secrets.token_bytes(32))
-    pages = np.array([index], dtype=np.int64)
+    size = layout.page_size
+    slots = torch.arange(index * size, (index + 1) * size, device=parts[0].device)
+    pages = copier.pages_of(slots, size)
     try:
-        spill = engine.spill(keys, pages)
+        spill = copier.engine.spill(keys, pages)
         spill.wait()
         _write(parts, [~wanted for wanted in pattern])
-        landed = engine.load(pool.pin(keys), pages).wait()
+        landed = copier.engine.load(pool.pin(keys), pages).wait()
+        copier.engine.quiesce()  # where `wait` is for streams: until the bytes are there
         wrong = [
             f"layer {tensor.layer}, {tensor.field}"
             for tensor, part, wanted in zip(layout.tensors, parts, pattern, strict=True)

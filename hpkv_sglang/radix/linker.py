@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from hpkv_sglang._core import CorePoolError, KeyScope, Lease, Pool
 from hpkv_sglang.config import CrossTp, Settings
 from hpkv_sglang.copy.engines import Copier, copier_for
-from hpkv_sglang.copy.interface import Engine, PageIndices, VerifyTicket
+from hpkv_sglang.copy.interface import Engine, VerifyTicket
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.plugin import verify_hooks
@@ -52,7 +52,8 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         verify_hooks()
         self.settings = Settings.from_dict(extra_config or {})
         self.page_size: int = params.page_size
-        self.forward_stream = forward_stream
+        # Without overlap, forward passes run on the scheduler's own stream.
+        self.forward_stream = None if server_args.disable_overlap_schedule else forward_stream
         device_pool = params.token_to_kv_pool_allocator.get_kvcache()
         self.layout = detect_layout(device_pool, self.page_size)
         self.computes_on_host = self.layout.tensors[0].pages.device.type == "cpu"
@@ -94,6 +95,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         copier = self._make_copier(self.pool, self.namespace_index)
         self.engine: Engine = copier.engine
         self.engine_is_broken = copier.is_broken
+        self.pages_of = copier.pages_of
         self.sources = Sources(
             self.pool,
             Source(namespace_id=namespace.id, scopes=(self.scope,)),
@@ -109,9 +111,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Why blocks of this layout cannot be trusted; None when a page came back as it was."""
         directory = str(Path(self.pool.path).parent)
         try:
-            return page_round_trip(
-                directory, self.layout, lambda *place: self._make_copier(*place).engine
-            )
+            return page_round_trip(directory, self.layout, self._make_copier)
         except (CorePoolError, OSError) as error:
             logger.warning("hpkv: no place for the page self-test, it is left out: %s", error)
             return None
@@ -165,7 +165,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             run = None
         if run is not None:
             run.keep(pages)
-        self.loads.queue(QueuedLoad(rid, run, self._page_indices(slots)))
+        self.loads.queue(QueuedLoad(rid, run, self.pages_of(slots, self.page_size)))
 
     def start_layer_wise_loading(self) -> int:
         self.fence.settle()
@@ -186,14 +186,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         turn = self.identity.turn
         self.fence.note_spill(
             self.engine.spill(
-                self.scope.keys(hashes), self._page_indices(slots), turn.index, turn.count
+                self.scope.keys(hashes),
+                self.pages_of(slots, self.page_size),
+                turn.index,
+                turn.count,
             )
         )
-
-    def _page_indices(self, slots: torch.Tensor) -> PageIndices:
-        """Page index of each page in `slots`; slots of one page are contiguous in SGLang."""
-        firsts: PageIndices = slots[:: self.page_size].to(torch.int64).cpu().numpy()
-        return firsts // self.page_size
 
     # ---- weights ----
 

@@ -3,7 +3,7 @@
     queue     (scheduler) slots are allocated, blocks are pinned by a lease
     start     one batch of copies; the engine works layer by layer, first layers of all pages first
     wait      attention asks for layer k of the batch it runs: returns when layer k has landed
-    finish    after the forward: which requests have all their bytes
+    finish    the forward is launched: which requests have, or will have found, all their bytes
 
 A load that could not even be started is a failed load, decided here and reported by `finish`, so
 that every rank goes through the same steps.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpkv_sglang.copy.interface import Engine, LoadTicket, PageIndices
+from hpkv_sglang.copy.interface import Engine, LoadTicket, Pages
 from hpkv_sglang.radix.runs import Run
 
 NO_BATCH = -1
@@ -22,11 +22,11 @@ NO_BATCH = -1
 
 @dataclass(frozen=True, slots=True)
 class QueuedLoad:
-    """One request's load: page indices (int64) and the run whose pages go there."""
+    """One request's load: the engine's pages and the run whose blocks go there."""
 
     rid: str
     run: Run | None  # None: this rank lost its blocks; the load fails without being started
-    pages: PageIndices
+    pages: Pages
 
     def start(self, engine: Engine) -> tuple[LoadTicket, ...] | None:
         if self.run is None:
@@ -50,11 +50,15 @@ class _StartedLoad:
     page_count: int
 
     def wait(self) -> bool:
-        """Until nothing of it writes the device; True when all landed."""
+        """As `LoadTicket.wait`, of all its parts."""
         if self.tickets is None:
             return False
         landed = [ticket.wait() for ticket in self.tickets]  # each, whether one failed or not
         return all(landed)
+
+    @property
+    def over(self) -> bool:
+        return all(ticket.done for ticket in self.tickets or ())
 
 
 class LayerLoads:
@@ -67,6 +71,7 @@ class LayerLoads:
         self._next_index = 0
         self._queued: list[QueuedLoad] = []
         self._started: dict[int, dict[str, _StartedLoad]] = {}
+        self._landing: list[_StartedLoad] = []  # good, and not told of yet
         self._note_landed = note_landed
 
     # ---- SGLang's counter interface ----
@@ -109,14 +114,24 @@ class LayerLoads:
         return index
 
     def finish(self, index: int) -> dict[str, bool]:
-        """Wait until batch `index` no longer writes the device; rid -> all its bytes landed."""
+        """Wait as `LoadTicket.wait` does for batch `index`; rid -> its bytes are good."""
         landed = {}
         for rid, load in self._started.get(index, {}).items():
             landed[rid] = load.wait()
-            if load.tickets is not None and landed[rid]:
-                self._note_landed(load.page_count, max(t.elapsed_s for t in load.tickets))
+            if landed[rid]:
+                self._landing.append(load)
         self._started.pop(index, None)
+        self._note_times()
         return landed
+
+    def _note_times(self) -> None:
+        """Tell of the loads that are over: on streams, some time after their batch was launched."""
+        landing, self._landing = self._landing, []
+        for load in landing:
+            if load.over:
+                self._note_landed(load.page_count, max(t.elapsed_s for t in load.tickets or ()))
+            else:
+                self._landing.append(load)
 
     @property
     def pending(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import is_deepseek_dsa
 
+from hpkv_sglang._core import CUDA_RUNTIME
 from hpkv_sglang.errors import RefusedError
 
 __all__ = [
@@ -57,14 +58,17 @@ def _foreign_linker(value: Any) -> bool:
     return bool(value) and value.get("linker_module_path") != LINKER_MODULE
 
 
+DEVICES = ("cpu", "npu", "cuda") if CUDA_RUNTIME else ("cpu", "npu")
+
 _NONE: tuple[object, ...] = (None, False, "", "null", "none")
 
 REFUSALS = (
     Refusal(
         "device",
         "--device",
-        "device memory that no copy engine of this version reaches (only the CPU's and an NPU's)",
-        lambda device: device not in (None, "cpu", "npu"),
+        f"device memory that this build does not reach (it reaches {', '.join(DEVICES)}; cuda "
+        "where nvcc was found when it was built)",
+        lambda device: device not in (None, *DEVICES),
     ),
     Refusal("pp_size", "--pp-size", "pipeline parallelism", _more_than_one),
     Refusal("dcp_size", "--dcp-size", "decode context parallelism", _more_than_one),

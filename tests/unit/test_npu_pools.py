@@ -13,6 +13,7 @@ from sglang_pools import PAGE, npu_mla
 from test_npu_layouts import CASES, no_kernels
 
 from hpkv_sglang._core import BlockSource, CopyEngine, KeyBatch, Pool
+from hpkv_sglang.copy.engines import Copier, host_pages
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.base import PoolLayout
 from hpkv_sglang.layout.columns import join
@@ -84,10 +85,11 @@ def test_the_page_self_test_passes_and_leaves_the_page_as_it_was(
     last = layout.block.page_count - 1
     before = page_rows(kv, PAGE, last)
 
-    def engine(pool: Pool, namespace: int) -> NpuEngine:
-        return NpuEngine(pool, namespace, layout, device, staging_pages=2)
+    def copier(pool: Pool, namespace: int) -> Copier:
+        engine = NpuEngine(pool, namespace, layout, device, staging_pages=2)
+        return Copier(engine, engine.staged_layout, host_pages, lambda: engine.poisoned)
 
-    assert page_round_trip(directory, layout, engine) is None, name
+    assert page_round_trip(directory, layout, copier) is None, name
     assert page_rows(kv, PAGE, last) == before
 
 

@@ -16,7 +16,7 @@ from hpkv_sglang.radix.refusals import MODEL_REFUSALS, REFUSALS  # noqa: E402
 
 # The value that makes a row refuse, where it is not simply True.
 VALUES: dict[str, Any] = {
-    "device": "cuda",
+    "device": "xpu",
     "pp_size": 2,
     "dcp_size": 2,
     "attn_cp_size": 2,
@@ -141,6 +141,15 @@ def test_sparse_attention_is_carried_on_an_npu_and_nowhere_else(
     for device in ("cpu", "cuda", None):
         with pytest.raises(RefusedError, match="DSA"):
             refusals.check_model(sparse, device)
+
+
+def test_a_gpu_is_served_by_builds_that_have_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = [row for row in REFUSALS if row.field == "device"]
+    monkeypatch.setattr(refusals, "DEVICES", ("cpu", "npu"))
+    assert row.refused("cuda")
+    monkeypatch.setattr(refusals, "DEVICES", ("cpu", "npu", "cuda"))
+    assert not row.refused("cuda")
+    assert not row.refused(None)
 
 
 def test_a_plain_model_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

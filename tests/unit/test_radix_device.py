@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
 
+from hpkv_sglang.copy.engines import host_pages
 from hpkv_sglang.layout.heads import Turn
 from hpkv_sglang.radix import recompute, wrapper
 from hpkv_sglang.radix.linker import HpkvLinker
@@ -82,7 +83,7 @@ def test_a_prefill_is_measured_only_where_it_is_over_when_the_call_returns(on_ho
 def test_a_spill_is_handed_over_with_the_ranks_turn() -> None:
     handed: list[tuple[Any, ...]] = []
     linker = HpkvLinker.__new__(HpkvLinker)
-    linker.suspended, linker.page_size = None, PAGE
+    linker.suspended, linker.page_size, linker.pages_of = None, PAGE, host_pages
     linker.identity = SimpleNamespace(turn=Turn(1, 2))  # type: ignore[assignment]
     linker.scope = SimpleNamespace(keys=tuple)  # type: ignore[assignment]
     linker.fence = SimpleNamespace(note_spill=lambda ticket: None)  # type: ignore[assignment]

@@ -12,14 +12,19 @@ from layout_rig import page_rows, scribble
 from sglang_pools import PAGE, mha, mla, npu_mha, npu_mla
 
 from hpkv_sglang._core import CopyEngine, CorePoolError, Pool
-from hpkv_sglang.copy.engines import copier_for
+from hpkv_sglang.copy.engines import Copier, copier_for, host_pages
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.base import PoolLayout, layout_of
 from hpkv_sglang.layout.detect import detect_layout
 
 
 def maker(layout: PoolLayout) -> Any:
-    return lambda pool, index: copier_for(pool, index, layout).engine
+    return lambda pool, index: copier_for(pool, index, layout)
+
+
+def over(layout: PoolLayout, make_engine: Any) -> Any:
+    """As `maker`, with an engine of the test's own."""
+    return lambda pool, index: Copier(make_engine(pool, index), layout, host_pages, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_an_engine_that_loads_another_page_is_found_out(tmp_path: Path) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._engine, name)
 
-    found = page_round_trip(str(tmp_path), layout, Astray)
+    found = page_round_trip(str(tmp_path), layout, over(layout, Astray))
     assert found is not None and "layer 0, k, layer 0, v, layer 1, k (6 parts)" in found
 
 
@@ -70,7 +75,7 @@ def test_a_block_that_does_not_land_is_found_out(tmp_path: Path) -> None:
             engine.fail_next(kind, 1)
             return engine
 
-        found = page_round_trip(str(tmp_path), layout, failing)
+        found = page_round_trip(str(tmp_path), layout, over(layout, failing))
         assert found is not None and "did not land" in found
 
 
@@ -97,5 +102,5 @@ def test_one_byte_is_enough(tmp_path: Path) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._engine, name)
 
-    found = page_round_trip(str(tmp_path), layout, Flipping)
+    found = page_round_trip(str(tmp_path), layout, over(layout, Flipping))
     assert found == "other bytes came back in layer 1, v (1 parts)"
