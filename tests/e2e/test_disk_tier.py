@@ -37,7 +37,7 @@ from tests.e2e.support import (
 pytestmark = pytest.mark.server
 
 LENGTH = 500
-KILL_ROUNDS = int(os.environ.get("HPKV_KILL_ROUNDS", "3"))  # 20 for a thorough run
+KILL_ROUNDS = int(os.environ.get("HPKV_KILL_ROUNDS", "2"))  # 20 for a thorough run
 
 
 @pytest.fixture

@@ -53,6 +53,16 @@ def start(
     return factory.fresh(config)[0]
 
 
+def test_many_clients_at_once_all_get_the_answer_of_a_device_hit(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+) -> None:
+    """No fault yet: small device pool, chunked prefill (field report F21)."""
+    chunked = ("--chunked-prefill-size", "256")
+    server = start(server_factory, llama_checkpoint, pool, *chunked, faults=[])
+    assert under_load(server, seed=5, count=10) > 0
+    server.kill()
+
+
 @pytest.mark.parametrize(
     "flags", [("--chunked-prefill-size", "128"), ("--disable-overlap-schedule",)]
 )
