@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Installs this working tree into the virtual environment (editable), building the C++ extension.
+# Installs this working tree into the virtual environment (editable), building the C++ extension, with
+# the device of threads that our tests run on and, to be quick, without the CUDA engine (HPKV_CUDA=ON
+# or AUTO for one that has it).
 # Python changes need no new build; C++ and packaging changes are found by their hash. The build
 # folder is kept, so a rebuild compiles only what changed.
 set -euo pipefail
@@ -10,10 +12,11 @@ venv="${HPKV_VENV:-.venv}"
 python="$PWD/$venv/bin/python"
 [ "${venv#/}" = "$venv" ] || python="$venv/bin/python"
 export PATH="${python%/*}:$PATH"
+export HPKV_RIG=ON HPKV_CUDA="${HPKV_CUDA:-OFF}"
 
 sources() {
-  echo "$PWD"
-  find csrc CMakeLists.txt pyproject.toml testing/pyproject.toml -type f -not -path 'csrc/tests/*' \
+  echo "$PWD $HPKV_CUDA"
+  find csrc CMakeLists.txt pyproject.toml testing/pyproject.toml -type f \( -not -path 'csrc/tests/*' -o -name 'async_device.*' \) \
     | LC_ALL=C sort | xargs sha256sum
 }
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Builds and runs the C++ tests.
 #
-#   scripts/cpp_tests.sh [fast] [plain] [address] [thread]     default: plain
+#   scripts/cpp_tests.sh [fast] [plain] [address] [thread] [cuda]     default: plain
 #
 # 'fast' is 'plain' without the tests labelled slow, 'address' is ASan with UBSan, 'thread' is TSan.
-# A sanitizer that the compiler does not bring is skipped with a notice.
+# 'cuda' compiles the CUDA engine for every architecture, warnings being errors, and looks for its
+# symbols; it runs nothing. A sanitizer that the compiler does not bring, and CUDA without nvcc, are
+# skipped with a notice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/venv.sh
@@ -39,7 +41,30 @@ configure() {
   cmake -S . -B "$1" -G Ninja -DHPKV_TESTS=ON "-DHPKV_SANITIZE=$2" "${speed[@]}"
 }
 
+# Code for an architecture is looked for where the toolkit brings cuobjdump; a small one does not.
+cuda_compiles() {
+  local folder=build/cpp-cuda library architecture
+  cmake -S . -B $folder -G Ninja -DHPKV_CUDA=ON -DCMAKE_BUILD_TYPE=Release
+  cmake --build $folder --target hpkv_cuda
+  library=$folder/csrc/libhpkv_cuda.a
+  nm --demangle $library | grep -E ' T hpkv::cuda::make_device\('
+  nm --demangle $library | grep -E 'copy_pages\(hpkv::stream::PageJob\)'
+  command -v cuobjdump || return 0
+  for architecture in 80 90 100; do
+    cuobjdump --list-elf $library | grep "sm_$architecture"
+  done
+  cuobjdump --list-ptx $library | grep 'sm_100'
+}
+
 for kind in "${@:-plain}"; do
+  if [ "$kind" = cuda ]; then
+    if command -v nvcc >/dev/null; then
+      step "CUDA engine: compile for sm_80, sm_90, sm_100 and PTX" cuda_compiles
+    else
+      echo "SKIPPED: compiling the CUDA engine: nvcc is not in PATH"
+    fi
+    continue
+  fi
   sanitize=""
   chosen=()
   if [ "$kind" = fast ]; then

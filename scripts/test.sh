@@ -38,7 +38,7 @@ else
   files=()
   if [ $selected = no ]; then
     files=(tests/e2e tests/regress tests/crash tests/model tests/style tests/unit)
-    nice -n 5 scripts/cpp_tests.sh plain address thread >"$cpp_log" 2>&1 &
+    nice -n 5 scripts/cpp_tests.sh plain address thread cuda >"$cpp_log" 2>&1 &
     cpp_tests=$!
   fi
   failed=0
