@@ -1,0 +1,398 @@
+"""Copies on streams, over a device of host threads: the promises of the tickets, one by one.
+
+A stream that is held stands for work that takes long. What must not happen before that work is over
+is given a moment in which it would happen (`returns`), and then the bytes are looked at.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from layout_rig import gqa_pool, mla_pool, page_rows, scribble
+
+from hpkv_sglang import _core
+from hpkv_sglang._core import KeyBatch, Pool
+from hpkv_sglang.copy.self_test import page_round_trip
+from hpkv_sglang.copy.streams import StreamCopies, resident_pages
+from hpkv_sglang.layout import gqa
+from hpkv_sglang.layout.base import PoolLayout
+from hpkv_sglang.mla import layout as mla
+from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
+from hpkv_testing import host_streams
+
+pytestmark = pytest.mark.skipif(
+    host_streams.missing() is not None, reason=host_streams.missing() or ""
+)
+
+PAGE, PAGES, LAYERS = 4, 16, 3
+POOL_BYTES = 16 << 20
+LONG_S = 60.0
+MOMENT_S = 0.2
+
+
+def keys_of(first: int, count: int) -> KeyBatch:
+    return KeyBatch.from_bytes(b"".join((1 + first + i).to_bytes(32, "big") for i in range(count)))
+
+
+class Rig:
+    """Pages in host memory, a device of threads over them, a pool, and the engine between."""
+
+    def __init__(self, directory: str, *, overlap: bool) -> None:
+        self.kv = gqa_pool(
+            layers=LAYERS,
+            slots=PAGE * PAGES,
+            kv_heads=2,
+            head_dims=(16, 8),
+            dtype=torch.float16,
+        )
+        self.layout = gqa.describe(self.kv, PAGE)
+        self.device = _core.AsyncHostDevice(delay_us=20)
+        self.streams = host_streams.HostStreams(self.device, overlap=overlap)
+        engine_streams = 2 if overlap else 1
+        self.pool = Pool.open(directory, pool_bytes=POOL_BYTES)
+        index = self.pool.add_namespace(bytes(32), b"", self.layout.block.block_bytes)
+        core = _core.StreamEngine(
+            self.device, self.pool, index, self.layout.block, staging_bytes=1 << 20
+        )
+        self.copies = StreamCopies(core, self.streams, layer_count=LAYERS, page_size=PAGE)
+        # In the order in which an engine makes its streams.
+        self.writes = self.device.made_stream(engine_streams)
+        self.reads = self.device.made_stream(engine_streams + 2)
+
+    def pages(self, *indices: int) -> torch.Tensor:
+        slots = (torch.tensor(indices)[:, None] * PAGE + torch.arange(PAGE)).reshape(-1)
+        return resident_pages(slots, PAGE)
+
+    def rows(self, *indices: int) -> list[list[bytes]]:
+        return [page_rows(self.kv, PAGE, index) for index in indices]
+
+    def blocks(self, keys: KeyBatch) -> list[bytes]:
+        """What the pool holds, as `rows` one after the other."""
+        found = []
+        for row in range(len(keys)):
+            out = bytearray(self.layout.block.block_bytes)
+            assert self.pool.get(bytes(keys[row : row + 1]), out)
+            found.append(bytes(out))
+        return found
+
+    def stored(self, *indices: int) -> tuple[KeyBatch, list[list[bytes]]]:
+        """Blocks of these pages, and their rows; the pages hold other bytes by now."""
+        keys, rows = keys_of(0, len(indices)), self.rows(*indices)
+        spill = self.copies.spill(keys, self.pages(*indices))
+        spill.wait()
+        assert spill.stored == len(indices)
+        scribble(self.kv)
+        return keys, rows
+
+    def settle(self) -> None:
+        """Whatever runs behind a wait of the forward stream may run."""
+        self.device.synchronize_stream(self.streams.forward)
+
+
+@pytest.fixture(params=[True, False], ids=["overlap", "no-overlap"])
+def rig(request: pytest.FixtureRequest, directory: str) -> Iterator[Rig]:
+    rig = Rig(directory, overlap=request.param)
+    yield rig
+    for stream in (rig.streams.schedule, rig.streams.forward, rig.writes, rig.reads):
+        rig.device.release(stream)  # a test that failed may have left it held
+    rig.copies.quiesce()
+    assert rig.copies.poisoned or rig.copies.check() == []
+    rig.copies.close()
+    assert rig.pool.check() == []
+    assert rig.pool.stats()["pinned"] == 0
+    rig.pool.close()
+
+
+class Calling(threading.Thread):
+    """A call on another thread; `result` is its answer."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        self.result = self._call()
+
+    def returns(self, within_s: float) -> bool:
+        self.join(within_s)
+        return not self.is_alive()
+
+
+# ---- spills ----
+
+
+def test_a_spill_stores_what_the_forward_stream_writes_before_it_is_done(rig: Rig) -> None:
+    keys = keys_of(0, 2)
+    rig.device.hold(rig.streams.forward)
+    spill = rig.copies.spill(keys, rig.pages(3, 5))
+    assert not Calling(spill.wait).returns(MOMENT_S)
+    scribble(rig.kv)  # the forward pass
+    written = rig.rows(3, 5)
+    rig.device.release(rig.streams.forward)
+    spill.wait()
+    assert rig.blocks(keys) == [b"".join(page) for page in written]
+
+
+def test_page_numbers_are_read_behind_the_stream_that_chooses_them(rig: Rig) -> None:
+    keys, pages = keys_of(0, 2), rig.pages(3, 5)
+    chosen, written = pages.clone(), rig.rows(3, 5)
+    pages.fill_(7 * PAGE)
+    rig.device.hold(rig.streams.schedule)
+    spill = rig.copies.spill(keys, pages)
+    assert not Calling(spill.wait).returns(MOMENT_S)
+    pages.copy_(chosen)
+    rig.device.release(rig.streams.schedule)
+    spill.wait()
+    assert rig.blocks(keys) == [b"".join(page) for page in written]
+
+
+def test_behind_wait_device_the_forward_stream_may_overwrite_the_pages(rig: Rig) -> None:
+    keys, old = keys_of(0, 2), rig.rows(3, 5)
+    rig.device.hold(rig.reads)
+    spill = rig.copies.spill(keys, rig.pages(3, 5))
+    assert spill.wait_device(LONG_S), "the reads are enqueued, and that is all it waits for"
+    assert not spill.device_done and not spill.done
+
+    def forward() -> None:
+        rig.settle()
+        scribble(rig.kv)
+
+    running = Calling(forward)
+    assert not running.returns(MOMENT_S)
+    rig.device.release(rig.reads)
+    assert running.returns(LONG_S)
+    spill.wait()
+    assert spill.device_done and spill.stored == 2
+    assert rig.blocks(keys) == [b"".join(page) for page in old]
+
+
+def test_wait_device_gives_up_in_time_and_a_cancelled_spill_publishes_nothing(rig: Rig) -> None:
+    keys = keys_of(0, 2)
+    rig.device.hold(rig.streams.schedule)  # so nobody knows yet which pages are read
+    spill = rig.copies.spill(keys, rig.pages(3, 5))
+    assert not spill.wait_device(0.01)
+    spill.cancel()
+    rig.device.release(rig.streams.schedule)
+    spill.wait()
+    assert spill.stored == 0 and rig.pool.lookup(keys) == 0
+    assert spill.wait_device(LONG_S)
+
+
+def test_a_page_that_is_stored_already_is_no_reason_to_wait(rig: Rig) -> None:
+    keys, _ = rig.stored(3, 5)
+    spill = rig.copies.spill(keys, rig.pages(3, 5))
+    spill.wait()
+    assert spill.done and spill.device_done and spill.stored == 0
+    assert spill.wait_device(0.0)
+
+
+# ---- loads ----
+
+
+def test_a_load_comes_behind_what_the_forward_stream_still_does(rig: Rig) -> None:
+    keys, rows = rig.stored(3, 5)
+    rig.device.hold(rig.streams.forward)
+    load = rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9))
+    assert load.wait(), "its copies are enqueued, and that is all it waits for"
+    assert not Calling(rig.copies.quiesce).returns(MOMENT_S)
+    scribble(rig.kv)  # the forward pass before
+    rig.device.release(rig.streams.forward)
+    rig.settle()
+    assert rig.rows(8, 9) == rows
+
+
+def test_behind_wait_layer_the_current_stream_finds_the_layer_and_behind_wait_all(
+    rig: Rig,
+) -> None:
+    keys, rows = rig.stored(3, 5)
+    rig.device.hold(rig.writes)
+    load = rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9))
+    rig.streams.enter_forward()
+    load.wait_layer(0)
+    rig.streams.leave_forward()
+    first = Calling(rig.settle)
+    assert not first.returns(MOMENT_S) and not load.done
+    rig.device.release(rig.writes)
+    assert first.returns(LONG_S)
+    assert [page[:2] for page in rig.rows(8, 9)] == [page[:2] for page in rows]
+    assert load.wait()
+    rig.settle()
+    assert rig.rows(8, 9) == rows
+    rig.copies.quiesce()
+    assert load.done and load.elapsed_s > 0
+    with pytest.raises(IndexError):
+        load.wait_layer(LAYERS)
+
+
+def test_wait_layer_waits_on_the_host_until_the_layer_is_enqueued(rig: Rig) -> None:
+    keys, _ = rig.stored(3, 5)
+    rig.copies.set_delay("load", 1, 3_600_000_000)
+    load = rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9))
+    load.wait_layer(0)
+    waiting = Calling(lambda: load.wait_layer(1))
+    assert not waiting.returns(MOMENT_S)
+    rig.copies.close()  # fails the load, which ends the wait
+    assert waiting.returns(LONG_S)
+    assert not load.wait() and load.done
+
+
+def test_wait_after_a_failure_returns_when_nothing_writes_pages_any_more(rig: Rig) -> None:
+    keys, _ = rig.stored(3, 5)
+    rig.device.hold(rig.writes)
+    load = rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9))
+    load.wait_layer(LAYERS - 1)  # all of it is on its way
+    rig.device.fail_call(1)
+    rig.copies.spill(keys_of(9, 1), rig.pages(1)).wait()
+    assert rig.copies.poisoned
+    waiting = Calling(load.wait)
+    assert not waiting.returns(MOMENT_S)
+    rig.device.release(rig.writes)
+    assert waiting.returns(LONG_S) and waiting.result is False
+    before = rig.rows(*range(PAGES))
+    rig.copies.quiesce()
+    assert rig.rows(*range(PAGES)) == before
+
+
+def test_a_load_that_fails_by_injection_says_so(rig: Rig) -> None:
+    keys, _ = rig.stored(3, 5)
+    before = rig.rows(*range(PAGES))
+    rig.copies.fail_next("load", 1)
+    assert not rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9)).wait()
+    assert rig.rows(*range(PAGES)) == before
+    assert rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9)).wait()
+
+
+# ---- page numbers, errors, the end ----
+
+
+def test_page_numbers_are_kept_until_their_ticket_is_done(rig: Rig) -> None:
+    keys, _ = rig.stored(3, 5)
+    spilled, loaded = rig.pages(8, 9), rig.pages(10, 11)
+    kept = [weakref.ref(spilled), weakref.ref(loaded)]
+    rig.device.hold(rig.streams.forward)
+    spill = rig.copies.spill(keys_of(50, 2), spilled)
+    load = rig.copies.load(rig.pool.pin(keys), loaded)
+    del spilled, loaded
+    gc.collect()
+    assert all(reference() is not None for reference in kept)
+    rig.device.release(rig.streams.forward)
+    spill.wait()
+    assert load.wait()
+    rig.copies.quiesce()
+    rig.copies.spill(keys_of(60, 1), rig.pages(1)).wait()
+    gc.collect()
+    assert all(reference() is None for reference in kept), "the next submission lets them go"
+
+
+def test_resident_pages_are_the_first_slots_of_the_pages() -> None:
+    slots = torch.tensor([8, 9, 10, 11, 40, 41, 42, 43], dtype=torch.int32)
+    pages = resident_pages(slots, 4)
+    assert pages.dtype == torch.int64 and pages.is_contiguous()
+    assert pages.tolist() == [8, 40]
+
+
+def test_a_lost_device_drops_spills_fails_loads_and_leaves_the_pool_sound(rig: Rig) -> None:
+    keys, _ = rig.stored(3, 5)
+    before = rig.rows(*range(PAGES))
+    rig.device.fail_call(1, lost=True)
+    spill = rig.copies.spill(keys_of(50, 2), rig.pages(8, 9))
+    assert spill.wait_device(LONG_S), "nobody reads pages on a device that is lost"
+    spill.wait()
+    assert spill.stored == 0 and rig.copies.poisoned
+    assert not rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9)).wait()
+    rig.copies.quiesce()
+    assert rig.copies.stats()["device_errors"] >= 1
+    assert rig.rows(*range(PAGES)) == before
+    assert rig.pool.lookup(keys) == 2 and rig.pool.lookup(keys_of(50, 2)) == 0
+
+
+# ---- as a server uses it ----
+
+
+def queued(rig: Rig, rid: str, keys: KeyBatch, *pages: int) -> QueuedLoad:
+    lease = rig.pool.pin(keys)
+    own = SimpleNamespace(lease=lease, pages=lease.count, source=SimpleNamespace(block=None))
+    run: Any = SimpleNamespace(parts=[own], release=lease.release)
+    return QueuedLoad(rid, run, rig.pages(*pages))
+
+
+def test_layer_loads_finish_before_their_copies_and_tell_of_them_afterwards(rig: Rig) -> None:
+    keys, rows = rig.stored(3, 5)
+    landed: list[int] = []
+    loads = LayerLoads(LAYERS, lambda pages, _seconds: landed.append(pages))
+    rig.device.hold(rig.writes)
+    loads.queue(queued(rig, "a", keys[:1], 8))
+    loads.queue(queued(rig, "b", keys[1:], 9))
+    index = loads.start(rig.copies)
+    loads.set_consumer(index)
+    rig.streams.enter_forward()
+    for layer in range(LAYERS):
+        loads.wait_until(layer)
+    rig.streams.leave_forward()
+    assert loads.finish(index) == {"a": True, "b": True}
+    assert landed == [] and not loads.pending
+    assert not Calling(rig.settle).returns(MOMENT_S)
+    rig.device.release(rig.writes)
+    rig.settle()
+    assert rig.rows(8, 9) == rows
+    rig.copies.quiesce()
+    assert loads.finish(NO_BATCH) == {}
+    assert landed == [1, 1]
+
+
+LAYOUTS: dict[str, Callable[[], PoolLayout]] = {
+    "gqa": lambda: gqa.describe(
+        gqa_pool(layers=2, slots=64, kv_heads=3, head_dims=(13, 7), dtype=torch.uint8), 16
+    ),
+    "mla": lambda: mla.describe(
+        mla_pool(layers=2, slots=64, rank=512, rope=64, dtype=torch.bfloat16), 16
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_page_self_test_passes_and_finds_a_load_that_fails(directory: str, name: str) -> None:
+    layout = LAYOUTS[name]()
+
+    def failing(pool: Pool, index: int) -> Any:
+        copier = host_streams.copier(pool, index, layout)
+        copier.engine.fail_next("load", 1)  # type: ignore[attr-defined]
+        return copier
+
+    def good(pool: Pool, index: int) -> Any:
+        return host_streams.copier(pool, index, layout, delay_us=500)
+
+    assert page_round_trip(directory, layout, good) is None
+    assert "did not land" in str(page_round_trip(directory, layout, failing))
+
+
+def test_on_the_host_tickets_answer_for_what_the_host_does_next(directory: str) -> None:
+    kv = gqa_pool(layers=3, slots=64, kv_heads=2, head_dims=(16, 8), dtype=torch.float16)
+    layout = gqa.describe(kv, PAGE)
+    pool = Pool.open(directory, pool_bytes=POOL_BYTES)
+    index = pool.add_namespace(bytes(32), b"", layout.block.block_bytes)
+    copier = host_streams.copier(pool, index, layout, delay_us=2000)
+    keys, old = keys_of(0, 2), [page_rows(kv, PAGE, page) for page in (3, 5)]
+    slots = torch.tensor([3, 5]).mul(PAGE)[:, None].add(torch.arange(PAGE)).reshape(-1)
+    spill = copier.engine.spill(keys, copier.pages_of(slots, PAGE))
+    assert spill.wait_device(LONG_S)
+    scribble(kv)
+    spill.wait()
+    load = copier.engine.load(pool.pin(keys), copier.pages_of(slots, PAGE))
+    for layer in range(3):
+        load.wait_layer(layer)
+        both = slice(2 * layer, 2 * layer + 2)
+        assert [page_rows(kv, PAGE, page)[both] for page in (3, 5)] == [r[both] for r in old]
+    assert load.wait() and not copier.is_broken()
+    copier.engine.close()
+    assert pool.check() == []
+    pool.close()
