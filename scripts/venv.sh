@@ -27,7 +27,7 @@ find_python() {
 key() {
   local python
   python=$(find_python)
-  { cat requirements/*.txt; "$python" -c 'import sys, sysconfig; print(sys.version, sysconfig.get_platform())'; } \
+  { cat requirements/{cpu,dev,models,sglang}.txt; "$python" -c 'import sys, sysconfig; print(sys.version, sysconfig.get_platform())'; } \
     | sha256sum | cut -c1-16
 }
 
