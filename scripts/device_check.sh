@@ -28,7 +28,8 @@ mkdir -p "$work"
 python="${HPKV_PYTHON:-python3}"
 tools="$PWD/$work/tools"
 [ ! -d /usr/local/cuda/bin ] || PATH="$PATH:/usr/local/cuda/bin"
-export PATH="$tools/bin:$PATH" PYTHONPATH="$PWD/$work/site:$tools"
+programs=$("$python" -c 'import os, sys; print(os.path.dirname(sys.executable))')
+export PATH="$tools/bin:$programs:$PATH" PYTHONPATH="$PWD/$work/site:$tools"
 
 # One step of a part: an outcome for the table, and no end to the others.
 failed=0
@@ -60,7 +61,7 @@ skipped() {
 
 # ---- what the machine must have ----
 
-# Names of requirements/device.txt that are neither packages nor programs here.
+# Names of requirements/device.txt that are not here. Of two of them a program will do.
 missing_tools() {
   "$python" - requirements/device.txt <<'PY'
 import re, shutil, sys
@@ -68,7 +69,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 for line in open(sys.argv[1], encoding="utf-8"):
     name = re.split(r"[#>\s]", line.strip(), maxsplit=1)[0]
-    if not name or shutil.which(name):
+    if not name or (name in ("cmake", "ninja") and shutil.which(name)):
         continue
     try:
         version(name)
