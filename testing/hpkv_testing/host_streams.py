@@ -11,6 +11,7 @@ For builds with HPKV_RIG. Importing this needs neither torch nor the plugin.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class HostStreams:
         self._current = self.schedule
 
 
+def _wait_for(device: AsyncHostDevice, stream: int) -> None:
+    from hpkv_sglang._core import CorePoolError
+
+    with suppress(CorePoolError):  # a lost device runs nothing any more; its engine says so
+        device.synchronize_stream(stream)
+
+
 class _SettledSpill:
     """A core ticket; who waits for its reads on a stream has them behind him on the host too."""
 
@@ -60,7 +68,7 @@ class _SettledSpill:
 
     def wait_reads_on(self, stream: int, timeout_s: float) -> bool:
         in_time = bool(self._ticket.wait_reads_on(stream, timeout_s))
-        self._device.synchronize_stream(stream)
+        _wait_for(self._device, stream)
         return in_time
 
     def __getattr__(self, name: str) -> Any:
@@ -76,7 +84,7 @@ class _SettledLoad:
 
     def wait_layer_on(self, stream: int, layer: int) -> bool:
         good = bool(self._ticket.wait_layer_on(stream, layer))
-        self._device.synchronize_stream(stream)
+        _wait_for(self._device, stream)
         return good
 
     def __getattr__(self, name: str) -> Any:

@@ -3,15 +3,16 @@
     schedule   stream on which slots are chosen and copies are submitted
     forward    stream on which pages are written and read; with overlap off it is the same one
 
-`spin` keeps the forward stream busy for about a second. Everything that a test enqueues behind it
-is enqueued without waiting: bytes and page numbers are on the device beforehand, and every kernel
-involved has run once (`warm_up`), because the first launch of a kernel may wait for the device.
+`spin` keeps the forward stream busy for half a second or more. Everything that a test enqueues
+behind it is enqueued without waiting: bytes and page numbers are on the device beforehand, and
+every kernel involved has run once (`warm_up`), because the first launch of a kernel may wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ PAGES = 24
 LAYERS = 3
 POOL_BYTES = 96 << 20
 STAGING_BYTES = 16 << 20
-SPIN_CYCLES = 2_000_000_000
+SPIN_CYCLES = 1_200_000_000
 
 Snapshot = list[torch.Tensor]  # bytes of each tensor of a KV pool
 
@@ -147,7 +148,9 @@ def block_of(values: Snapshot, row: int) -> bytes:
 
 
 def keys_of(first: int, count: int) -> KeyBatch:
-    return KeyBatch.from_bytes(b"".join((1 + first + i).to_bytes(32, "big") for i in range(count)))
+    """Like real keys they are hashes, which a table spreads evenly."""
+    hashes = (sha256(str(first + i).encode()).digest() for i in range(count))
+    return KeyBatch.from_bytes(b"".join(hashes))
 
 
 class Rig:
