@@ -27,7 +27,8 @@ find_python() {
 key() {
   local python
   python=$(find_python)
-  { cat requirements/{cpu,dev,models,sglang}.txt; "$python" -c 'import sys, sysconfig; print(sys.version, sysconfig.get_platform())'; } \
+  # device.txt is for machines with a GPU and no part of the environment.
+  { find requirements -name '*.txt' ! -name device.txt | LC_ALL=C sort | xargs cat; "$python" -c 'import sys, sysconfig; print(sys.version, sysconfig.get_platform())'; } \
     | sha256sum | cut -c1-16
 }
 
