@@ -10,6 +10,8 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"disk_delay": ["read", 6.0]}       every read of blocks from disk is late by 6 s ("write" too)
     {"deadline_s": 0.2}                 how long a request may wait for the tiers
     {"self_test": "why"}                the page self-test at start finds this
+    {"streams": 200}                    not a fault: copies by the stream engine, on a device of
+                                        threads that is late by up to 200 us, see host_streams.py
 
 and of observers, which report in the server's log when the tree is flushed:
 
@@ -55,6 +57,9 @@ def register() -> None:
     HookRegistry.register(
         "hpkv_sglang.radix.linker.HpkvLinker._self_test", _self_test, HookType.AROUND
     )
+    HookRegistry.register(
+        "hpkv_sglang.radix.linker.HpkvLinker._make_copier", _make_copier, HookType.AROUND
+    )
 
 
 def _inject(_result: Any, cache: Any, linker: Any) -> None:
@@ -70,6 +75,15 @@ def _self_test(test: Callable[[Any], str | None], linker: Any) -> str | None:
         if "self_test" in fault and fault.get("rank") in (None, linker.identity.group_rank):
             return str(fault["self_test"])
     return test(linker)
+
+
+def _make_copier(make: Callable[..., Any], linker: Any, *place: Any) -> Any:
+    for fault in json.loads(os.environ[VARIABLE]):
+        if "streams" in fault:
+            from hpkv_testing.host_streams import copier
+
+            return copier(*place, linker.layout, delay_us=fault["streams"])
+    return make(linker, *place)
 
 
 def _delay(_cache: Any, linker: Any, value: list[Any]) -> None:
@@ -191,7 +205,8 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "alloc_fails_every": _alloc_fails_every,
     "losing_every": _losing_every,
     "deadline_s": _deadline_s,
-    "self_test": lambda *_: None,  # hooked: it is asked before there is a tree
+    "self_test": lambda *_: None,  # hooked, as the next one: there is no tree yet
+    "streams": lambda *_: None,
     "count": _count,
     "audit": _audit,
 }

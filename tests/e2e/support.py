@@ -75,10 +75,11 @@ def assert_same_up_to_rounding(answer: Answer, reference: Answer) -> None:
     """For answers computed in other batches than the reference, by servers of dtype float32.
 
     Another batch, or a retraction, means other matrix shapes and another order of additions. In
-    float32 that moves a log-probability by 1e-5; in bfloat16 it now and then picks another token.
+    float32 that moves a log-probability by 2e-4 at most; in bfloat16 it now and then picks another
+    token.
     """
     assert answer.output_ids == reference.output_ids
-    assert answer.logprobs == pytest.approx(reference.logprobs, abs=1e-4)
+    assert answer.logprobs == pytest.approx(reference.logprobs, abs=1e-3)
 
 
 def cacheable(length: int, page: int = PAGE) -> int:

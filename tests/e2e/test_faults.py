@@ -110,7 +110,26 @@ def test_a_layer_is_never_read_before_it_has_landed(
     server.kill()
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("llama_checkpoint", 1), ("deepseek_checkpoint", 2)])
+MODELS_AND_RANKS = [("llama_checkpoint", 1), ("deepseek_checkpoint", 2)]
+
+
+@pytest.mark.parametrize(("model", "ranks"), MODELS_AND_RANKS)
+def test_the_engine_of_a_gpu_serves_everything_on_a_device_of_threads(
+    server_factory: ServerFactory,
+    pool: Path,
+    model: str,
+    ranks: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Each piece of its work is late, and every layer of a load again."""
+    faults: list[Fault] = [{"streams": 300}, {"delay": ["load", -1, 3000]}]
+    checkpoint = request.getfixturevalue(model)
+    server = start(server_factory, checkpoint, pool, faults=faults, tp_size=ranks)
+    assert under_load(server, seed=59) > 0
+    server.kill()
+
+
+@pytest.mark.parametrize(("model", "ranks"), MODELS_AND_RANKS)
 def test_retraction_under_slow_spills_keeps_every_answer(
     server_factory: ServerFactory,
     pool: Path,
