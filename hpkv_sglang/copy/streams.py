@@ -14,6 +14,7 @@ enqueued on that stream afterwards. Scheduler thread only.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from hpkv_sglang._core import BlockSource, KeyBatch, Lease, VerifyTicket
+
+logger = logging.getLogger(__name__)
 
 
 class ServerStreams(Protocol):
@@ -139,12 +142,19 @@ class StreamCopies:
         self._streams = streams
         self._last_layer = layer_count - 1
         self._page_size = page_size
+        self._told = False
         self._kept: deque[tuple[StreamSpill | StreamLoad, torch.Tensor]] = deque()
 
     @property
     def poisoned(self) -> bool:
-        """The device failed once: nothing is copied any more."""
-        return self._engine.poisoned
+        """The device failed once: nothing is copied any more. The first to ask logs why."""
+        poisoned = self._engine.poisoned
+        if poisoned and not self._told:
+            self._told = True
+            logger.error(
+                "hpkv: the tiers are off, copies failed on the device: %s", self._engine.first_error
+            )
+        return poisoned
 
     def spill(
         self, keys: KeyBatch, pages: torch.Tensor, turn: int = 0, turns: int = 1
@@ -202,7 +212,7 @@ class StreamCopies:
 
 
 def resident_pages(slots: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The first slot of each page, int64, where the slots are. Reads nothing back to the host."""
+    """A copy of the first slot of each page, int64, on the slots' device. Never waits for it."""
     import torch
 
-    return slots[::page_size].to(torch.int64).contiguous()
+    return slots[::page_size].to(torch.int64, copy=True).contiguous()
