@@ -37,7 +37,7 @@ else
   cpp_tests=""
   files=()
   if [ $selected = no ]; then
-    files=(tests/e2e tests/regress tests/crash tests/model tests/style tests/unit)
+    files=(tests/e2e tests/regress tests/crash tests/cuda tests/model tests/style tests/unit)
     nice -n 5 scripts/cpp_tests.sh plain address thread cuda >"$cpp_log" 2>&1 &
     cpp_tests=$!
   fi
