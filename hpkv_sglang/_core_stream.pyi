@@ -94,8 +94,10 @@ class StreamEngine:
         staging_bytes: int = 268435456,
         spill_path: Literal["batch", "kernel"] = "batch",
         load_path: Literal["batch", "kernel"] = "kernel",
+        register_pool: bool = True,
     ) -> None:
-        """``threads`` checksum and publish; ``staging_bytes`` of host memory are pinned. A load
+        """``threads`` checksum and publish; ``staging_bytes`` of host memory are pinned, and with
+        ``register_pool``, in the background, what the pool has reserved so far. A load
         without a source goes by the kernel whatever ``load_path`` says: only the device has its
         indices. ValueError unless blocks of the namespace have the layout's size, and for another
         path; `CorePoolError` when the device refuses. Blocks."""
@@ -151,6 +153,9 @@ class StreamEngine:
     @property
     def first_error(self) -> str:
         """Of the first one: file, line, call and reason; empty without one."""
+    @property
+    def notice(self) -> str:
+        """Something to be logged once: why not all of the pool is registered. Usually empty."""
     def check(self) -> list[str]:
         """Every violated invariant in words; call it while nothing is copied."""
     def quiesce(self) -> None:

@@ -200,6 +200,7 @@ nb::dict as_dict(const EngineStats& stats) {
   out["load_tickets"] = stats.load_tickets;
   out["load_failed"] = stats.load_failed;
   out["loaded_blocks"] = stats.loaded_blocks;
+  out["loaded_in_place"] = stats.loaded_in_place;
   out["loaded_bytes"] = stats.loaded_bytes;
   out["verified_blocks"] = stats.verified_blocks;
   out["bad_blocks"] = stats.bad_blocks;

@@ -125,12 +125,14 @@ void bind_engine(nb::module_& module) {
       "__init__",
       [](StreamEngineHandle* self, const DeviceHandle& device, PoolHandle& pool,
          std::uint32_t namespace_index, const BlockLayout& layout, std::uint32_t threads,
-         std::uint64_t staging_bytes, const std::string& spill_path, const std::string& load_path) {
+         std::uint64_t staging_bytes, const std::string& spill_path, const std::string& load_path,
+         bool register_pool) {
         StreamOptions options;
         options.queues.threads = threads;
         options.staging_bytes = staging_bytes;
         options.spill_path = path_named("spill_path", spill_path);
         options.load_path = path_named("load_path", load_path);
+        if (!register_pool) options.registered_piece_bytes = 0;
         auto made = checked([&] {
           return std::make_unique<StreamEngine>(device.device, pool.pool, namespace_index, layout,
                                                 options);
@@ -139,7 +141,8 @@ void bind_engine(nb::module_& module) {
       },
       nb::arg("device"), nb::arg("pool"), nb::arg("namespace"), nb::arg("layout"), nb::kw_only(),
       nb::arg("threads") = 2, nb::arg("staging_bytes") = StreamOptions().staging_bytes,
-      nb::arg("spill_path") = "batch", nb::arg("load_path") = "kernel");
+      nb::arg("spill_path") = "batch", nb::arg("load_path") = "kernel",
+      nb::arg("register_pool") = true);
   bind_submission(engine);
   bind_running(engine);
   engine
@@ -149,6 +152,7 @@ void bind_engine(nb::module_& module) {
                    [](const StreamEngineHandle& self) { return self.engine->error_count(); })
       .def_prop_ro("first_error",
                    [](const StreamEngineHandle& self) { return self.engine->first_error(); })
+      .def_prop_ro("notice", [](const StreamEngineHandle& self) { return self.engine->notice(); })
       .def("check", [](StreamEngineHandle& self) { return self.engine->check(); });
 }
 

@@ -77,6 +77,7 @@ struct EngineStats {
   std::uint64_t load_tickets = 0;
   std::uint64_t load_failed = 0;  // tickets
   std::uint64_t loaded_blocks = 0;
+  std::uint64_t loaded_in_place = 0;  // of the blocks: read by the device where they lie
   std::uint64_t loaded_bytes = 0;
   std::uint64_t verified_blocks = 0;  // checksums computed and right
   std::uint64_t bad_blocks = 0;       // checksums computed and wrong; the blocks are condemned

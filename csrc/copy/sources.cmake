@@ -10,6 +10,7 @@ list(APPEND HPKV_COPY
   copy/stream/engine.cc
   copy/stream/index_reader.cc
   copy/stream/loads.cc
+  copy/stream/registered_pool.cc
   copy/stream/spills.cc
   copy/stream/staging.cc
   copy/stream/transfer.cc

@@ -180,6 +180,10 @@ class Pool {
   void count_disk(std::uint64_t demoted_bytes, std::uint64_t promoted_bytes,
                   std::uint64_t errors) noexcept;
 
+  // Memory of the pool that is reserved by now, by segment, for whoever registers it with a device.
+  // A range grows at its end and never goes while the pool is open; empty when off.
+  [[nodiscard]] std::vector<std::span<std::byte>> reserved() const;
+
   // ---- writing (engine threads; may evict, may reserve memory for a new segment: tens of ms) ----
   ReserveStatus reserve(std::uint32_t namespace_index, const Key& key, BlockRef& out) noexcept;
   // The bytes are in place: makes the block visible by one release store. The block may be evicted

@@ -101,6 +101,18 @@ void Pool::unpin(std::span<const BlockRef> refs) noexcept {
   impl_->pin_count.fetch_sub(refs.size(), std::memory_order_relaxed);
 }
 
+std::vector<std::span<std::byte>> Pool::reserved() const {
+  std::vector<std::span<std::byte>> ranges;
+  if (off()) return ranges;
+  const shm::View& view = impl_->core.view;
+  for (std::uint64_t i = 0; i < view.superblock().segment_count; ++i) {
+    // Acquire: partner of the release in Segments::back; these bytes may be touched.
+    const std::uint64_t bytes = view.segment(i).backed_bytes.load(std::memory_order_acquire);
+    if (bytes != 0) ranges.emplace_back(view.at(view.segment_offset(i)), bytes);
+  }
+  return ranges;
+}
+
 std::byte* Pool::payload(const BlockRef& ref) const noexcept {
   return impl_->core.view.at(ref.offset);
 }

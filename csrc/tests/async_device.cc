@@ -1,7 +1,9 @@
 #include "tests/async_device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace hpkv::test {
@@ -277,6 +279,9 @@ Status AsyncDevice::synchronize_stream(StreamHandle stream) {
 Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<const Span> spans) {
   if (Status status = call("copy", __LINE__); !status.ok()) return status;
   const std::vector<Span> mine(spans.begin(), spans.end());
+  for (const Span& span : mine) {
+    require_pinned(direction == Direction::to_host ? span.target : span.source, span.bytes);
+  }
   if (direction == Direction::to_host) {
     for (const Span& span : mine) poison(span.target, span.bytes);
   }
@@ -292,6 +297,13 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
 
 Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
   if (Status status = call("run", __LINE__); !status.ok()) return status;
+  for (std::uint64_t i = 0; i < job.count; ++i) {
+    for (std::uint64_t region = 0; region < job.region_count; ++region) {
+      const PageRegion& one = job.regions[region];
+      require_pinned(reinterpret_cast<const std::byte*>(job.blocks[i] + one.block_offset),
+                     (one.piece_count - 1) * one.block_step + one.piece_bytes);
+    }
+  }
   if (job.to_block) poison_targets(job);
   enqueue(stream, [this, job] {
     if (!job.to_block) poison_targets(job);
@@ -306,13 +318,59 @@ Status AsyncDevice::allocate_pinned(std::uint64_t bytes, std::byte*& out) {
   out = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{4096}));
   poison(out, bytes);
   ++live_allocations_;
+  const std::lock_guard lock(mutex_);
+  pinned_.emplace(out, bytes);
   return {};
 }
 
 void AsyncDevice::free_pinned(std::byte* memory) noexcept {
   if (memory == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    pinned_.erase(memory);
+  }
   ::operator delete(memory, std::align_val_t{4096});
   --live_allocations_;
+}
+
+Status AsyncDevice::register_host(std::byte* memory, std::uint64_t bytes) {
+  if (Status status = call("register_host", __LINE__); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  if (registered_.size() >= registrations_max_.load()) {
+    return Status::failed("async_device.cc", __LINE__, "register_host: no more pinned memory");
+  }
+  const auto after = registered_.lower_bound(memory);
+  const bool meets_next = after != registered_.end() && after->first < memory + bytes;
+  const bool meets_last =
+      after != registered_.begin() && std::prev(after)->first + std::prev(after)->second > memory;
+  if (meets_next || meets_last || bytes == 0) {
+    return Status::failed("async_device.cc", __LINE__, "register_host: already registered");
+  }
+  registered_.emplace(memory, bytes);
+  return {};
+}
+
+void AsyncDevice::unregister_host(std::byte* memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (registered_.erase(memory) != 1) std::abort();
+}
+
+std::vector<std::uint64_t> AsyncDevice::registrations() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> bytes;
+  for (const auto& [at, size] : registered_) bytes.push_back(size);
+  return bytes;
+}
+
+void AsyncDevice::require_pinned(const std::byte* at, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  for (const auto* ranges : {&pinned_, &registered_}) {
+    const auto after = ranges->upper_bound(at);
+    if (after == ranges->begin()) continue;
+    const auto& [begin, size] = *std::prev(after);
+    if (at + bytes <= begin + size) return;
+  }
+  ++pageable_copies_;
 }
 
 Status AsyncDevice::upload(std::span<const std::byte> bytes, void*& out) {

@@ -60,6 +60,12 @@ class AsyncDevice final : public stream::Device {
   // Events and allocations that were made and not given back.
   [[nodiscard]] std::size_t live_events() const { return live_events_.load(); }
   [[nodiscard]] std::size_t live_allocations() const { return live_allocations_.load(); }
+  // Copies from or to host memory that is neither pinned nor registered.
+  [[nodiscard]] std::size_t pageable_copies() const { return pageable_copies_.load(); }
+  // The next registrations fail, from that one on (0: the first).
+  void refuse_registrations_after(std::uint64_t count) { registrations_max_.store(count); }
+  // Bytes of each registration that is live.
+  [[nodiscard]] std::vector<std::uint64_t> registrations();
   // Waits on the host for the device, by synchronize and synchronize_stream, by `thread`.
   [[nodiscard]] bool has_waited(std::thread::id thread);
   // By anybody.
@@ -81,6 +87,8 @@ class AsyncDevice final : public stream::Device {
   stream::Status run(stream::StreamHandle stream, const stream::PageJob& job) override;
   stream::Status allocate_pinned(std::uint64_t bytes, std::byte*& out) override;
   void free_pinned(std::byte* memory) noexcept override;
+  stream::Status register_host(std::byte* memory, std::uint64_t bytes) override;
+  void unregister_host(std::byte* memory) noexcept override;
   stream::Status upload(std::span<const std::byte> bytes, void*& out) override;
   void free_uploaded(void* memory) noexcept override;
 
@@ -109,20 +117,25 @@ class AsyncDevice final : public stream::Device {
   // Until the device has passed this record, or is lost. Null is passed.
   void await(std::unique_lock<std::mutex>& lock, std::shared_ptr<const Mark> mark);
   void note_wait();
+  void require_pinned(const std::byte* at, std::uint64_t bytes);
 
   std::atomic<std::uint32_t> delay_us_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::mt19937_64 random_;                      // mutex_
-  std::vector<Queue*> streams_;                 // in order of making, never removed; mutex_
-  std::vector<std::unique_ptr<Queue>> owned_;   // mutex_
-  std::vector<std::unique_ptr<Event>> events_;  // live ones; mutex_
-  std::vector<std::thread::id> waited_;         // mutex_
-  std::map<std::string, int> fail_named_;       // mutex_
-  std::uint64_t fail_at_ = 0;                   // mutex_
-  std::uint64_t calls_ = 0;                     // mutex_
-  bool lose_ = false;                           // with the failure; mutex_
-  bool lost_ = false;                           // mutex_
+  std::mt19937_64 random_;                            // mutex_
+  std::vector<Queue*> streams_;                       // in order of making, never removed; mutex_
+  std::vector<std::unique_ptr<Queue>> owned_;         // mutex_
+  std::vector<std::unique_ptr<Event>> events_;        // live ones; mutex_
+  std::vector<std::thread::id> waited_;               // mutex_
+  std::map<std::string, int> fail_named_;             // mutex_
+  std::map<const std::byte*, std::uint64_t> pinned_;  // bytes, by address; mutex_
+  std::map<const std::byte*, std::uint64_t> registered_;  // the same; mutex_
+  std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
+  std::atomic<std::size_t> pageable_copies_{0};
+  std::uint64_t fail_at_ = 0;  // mutex_
+  std::uint64_t calls_ = 0;    // mutex_
+  bool lose_ = false;          // with the failure; mutex_
+  bool lost_ = false;          // mutex_
   std::atomic<bool> has_failed_{false};
   std::atomic<std::size_t> live_events_{0};
   std::atomic<std::size_t> live_allocations_{0};

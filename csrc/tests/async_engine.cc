@@ -4,7 +4,6 @@
 // pass does, or streams and indices that only the device has.
 #include <algorithm>
 #include <atomic>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -41,7 +40,10 @@ class DrivenEngine final : public CopyEngine {
     device_->destroy_stream(forward_);
     device_->destroy_stream(schedule_);
     // What the engine took from the device it has given back.
-    if (!sound || device_->live_events() != 0 || device_->live_allocations() != 0) std::abort();
+    if (!sound || device_->live_events() != 0 || device_->live_allocations() != 0 ||
+        device_->pageable_copies() != 0 || !device_->registrations().empty()) {
+      std::abort();
+    }
   }
   DrivenEngine(const DrivenEngine&) = delete;
   DrivenEngine& operator=(const DrivenEngine&) = delete;
@@ -101,11 +103,13 @@ class DrivenEngine final : public CopyEngine {
   // Written by the schedule stream, and kept: somebody may want them until the end.
   stream::DevicePages on_device(std::vector<std::int64_t> pages) {
     const std::lock_guard lock(mutex_);
-    std::vector<std::int64_t>& first_slots = arrays_.emplace_back(pages.size(), -1);
-    device_->launch(schedule_, [&first_slots, pages] {
-      for (std::size_t i = 0; i < pages.size(); ++i) first_slots[i] = pages[i] * kTokens + 1;
+    // The stream may get to it when a cancelled ticket, and the engine, are long gone.
+    const auto first_slots = std::make_shared<std::vector<std::int64_t>>(pages.size(), -1);
+    arrays_.push_back(first_slots);
+    device_->launch(schedule_, [first_slots, pages] {
+      for (std::size_t i = 0; i < pages.size(); ++i) (*first_slots)[i] = pages[i] * kTokens + 1;
     });
-    return {first_slots.data(), pages.size(), kTokens};
+    return {first_slots->data(), pages.size(), kTokens};
   }
 
   static constexpr std::int64_t kTokens = 4;
@@ -116,7 +120,7 @@ class DrivenEngine final : public CopyEngine {
   stream::StreamHandle forward_ = nullptr;
   stream::StreamHandle schedule_ = nullptr;
   std::mutex mutex_;
-  std::list<std::vector<std::int64_t>> arrays_;  // mutex_
+  std::vector<std::shared_ptr<std::vector<std::int64_t>>> arrays_;  // mutex_
   std::unique_ptr<stream::StreamEngine> engine_;
 };
 
@@ -133,6 +137,7 @@ std::unique_ptr<CopyEngine> make_cpu_engine(std::shared_ptr<Pool> pool,
   wanted.queues = options;
   wanted.staging_bytes = std::uint64_t{4} << 20;
   wanted.index_rows = 7;
+  wanted.registered_piece_bytes = kind % 5 < 3 ? std::uint64_t{1} << 30 : 0;
   wanted.staging_slots = kind % 3 == 0 ? 5 : 0;
   wanted.spill_path = kind % 2 == 0 ? stream::CopyPath::kernel : stream::CopyPath::batch;
   wanted.load_path = kind / 2 % 2 == 0 ? stream::CopyPath::kernel : stream::CopyPath::batch;

@@ -20,6 +20,7 @@ inline stream::StreamOptions few_slots(stream::CopyPath path = stream::CopyPath:
   options.staging_slots = 6;
   options.spill_path = path;
   options.load_path = path;
+  options.registered_piece_bytes = 0;  // everything through staging
   return options;
 }
 
@@ -43,6 +44,7 @@ class StreamRig {
   ~StreamRig() {
     device->release_all();  // a test that failed may have left one held
     engine.reset();
+    if (device->pageable_copies() != 0 || !device->registrations().empty()) std::abort();
     // Work of the tests on this stream uses our members.
     static_cast<void>(device->synchronize_stream(forward));
     pool->close();

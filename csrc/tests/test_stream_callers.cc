@@ -31,7 +31,10 @@ class CallersRig : public StreamRig {
   explicit CallersRig(CopyPath path = CopyPath::kernel) : StreamRig(few_pieces(path)) {
     CHECK(device->make_stream(false, schedule).ok());
   }
-  ~CallersRig() { static_cast<void>(device->synchronize_stream(schedule)); }
+  ~CallersRig() {
+    device->release_all();  // a test that failed may have left one held
+    static_cast<void>(device->synchronize_stream(schedule));
+  }
 
   static stream::StreamOptions few_pieces(CopyPath path) {
     stream::StreamOptions options = few_slots(path);
@@ -66,7 +69,11 @@ class CallersRig : public StreamRig {
     return right;
   }
   void await_writing(std::size_t blocks) const {
-    while (pool->stats().writing != blocks) std::this_thread::yield();
+    const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+    while (pool->stats().writing != blocks) {
+      CHECK(std::chrono::steady_clock::now() < deadline);
+      std::this_thread::yield();
+    }
   }
   StreamHandle schedule = nullptr;
   std::vector<std::int64_t> first_slots;
@@ -313,7 +320,7 @@ TEST(cancelling_ends_a_wait_for_reads_that_will_not_come) {
   rig.device->hold(rig.schedule);
   const auto spill = rig.engine->spill_resident(keys, rig.choose({0, 1}), rig.streams());
   bool over = false;
-  std::thread waiter([&] { over = spill->wait_reads_on(rig.forward, std::chrono::hours(1)); });
+  std::thread waiter([&] { over = spill->wait_reads_on(rig.forward, seconds(20)); });
   std::this_thread::sleep_for(milliseconds(2));
   spill->cancel();
   waiter.join();

@@ -240,7 +240,9 @@ class Traffic {
 TEST(random_traffic_moves_every_byte_to_where_the_model_has_it) {
   std::size_t loaded = 0;
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
-    StreamRig rig(few_slots(seed % 2 == 0 ? CopyPath::kernel : CopyPath::batch), seed);
+    stream::StreamOptions options = few_slots(seed % 2 == 0 ? CopyPath::kernel : CopyPath::batch);
+    options.registered_piece_bytes = seed % 4 < 2 ? 64 << 10 : 0;
+    StreamRig rig(options, seed);
     rig.device->set_delay_us(seed % 3 == 0 ? 400 : 40);
     Traffic traffic(rig, seed);
     for (int i = 0; i < 120; ++i) traffic.step();

@@ -308,6 +308,26 @@ def test_wrong_numbers_are_refused_and_pins_are_given_back(rig: Rig) -> None:
 
 
 @needs_rig
+@pytest.mark.parametrize("registers", [True, False])
+def test_blocks_are_read_in_place_where_the_pool_is_registered(
+    directory: str, registers: bool
+) -> None:
+    rig = Rig(directory, register_pool=registers)
+    stored = rig.scribble(1)
+    keys = keys_of(2)
+    rig.spill(keys, [0, 1]).wait()
+    for _ in range(1000 if registers else 3):  # registered in the background
+        rig.memory[:] = 0
+        assert rig.load(keys, [2, 3]).wait()
+        np.testing.assert_array_equal(rig.memory[:, 2:4], stored[:, 0:2])
+        if rig.engine.stats()["loaded_in_place"] > 0:
+            break
+    assert (rig.engine.stats()["loaded_in_place"] > 0) == registers
+    assert rig.engine.notice == ""
+    rig.close()
+
+
+@needs_rig
 def test_an_engine_that_the_device_refuses_is_a_core_error(rig: Rig) -> None:
     rig.device.fail_call(1)
     with pytest.raises(CorePoolError, match="allocate_pinned: injected") as caught:

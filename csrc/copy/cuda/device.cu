@@ -167,6 +167,27 @@ class CudaDevice final : public stream::Device {
     if (memory != nullptr) static_cast<void>(cudaFreeHost(memory));
   }
 
+  Status register_host(std::byte* memory, std::uint64_t bytes) override {
+    const OnDevice here(ordinal_);
+    if (!here.status().ok()) return here.status();
+    int same_address = 0;
+    if (Status status = HPKV_CUDA_CALL(cudaDeviceGetAttribute, &same_address,
+                                       cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal_);
+        !status.ok()) {
+      return status;
+    }
+    if (same_address == 0) return checked(cudaErrorNotSupported, "cudaHostRegister", __LINE__);
+    Status status = HPKV_CUDA_CALL(cudaHostRegister, memory, bytes,
+                                   cudaHostRegisterPortable | cudaHostRegisterMapped);
+    // A refusal is not to be found again by the next call that asks for the last error.
+    if (!status.ok()) static_cast<void>(cudaGetLastError());
+    return status;
+  }
+
+  void unregister_host(std::byte* memory) noexcept override {
+    static_cast<void>(cudaHostUnregister(memory));
+  }
+
   Status upload(std::span<const std::byte> bytes, void*& out) override {
     const OnDevice here(ordinal_);
     if (!here.status().ok()) return here.status();

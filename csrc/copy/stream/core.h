@@ -15,6 +15,7 @@
 #include "copy/stream/health.h"
 #include "copy/stream/index_reader.h"
 #include "copy/stream/queue.h"
+#include "copy/stream/registered_pool.h"
 #include "copy/stream/staging.h"
 
 namespace hpkv::stream {
@@ -28,6 +29,9 @@ struct StreamOptions {
   std::size_t staging_slots = 0;  // overrides it
   // Page indices that come from the device in one piece: 64 KiB of pinned memory a direction.
   std::size_t index_rows = 8192;
+  // The most that is registered of the pool in one call: large ones are reported to fail. 0 is for
+  // a pool that is not registered.
+  std::uint64_t registered_piece_bytes = std::uint64_t{1} << 30;
   CopyPath spill_path = CopyPath::batch;
   CopyPath load_path = CopyPath::kernel;
 };
@@ -37,7 +41,7 @@ struct Counters {
   std::atomic<std::uint64_t> spill_stored{0}, spill_present{0}, dropped_full{0}, dropped_busy{0},
       left_to_others{0}, dropped_off{0}, dropped_queue{0}, dropped_cancelled{0}, dropped_outside{0},
       spilled_bytes{0}, load_tickets{0}, load_failed{0}, loaded_blocks{0}, loaded_bytes{0},
-      verified_blocks{0}, bad_blocks{0};
+      loaded_in_place{0}, verified_blocks{0}, bad_blocks{0};
 };
 
 inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
@@ -87,6 +91,7 @@ struct Core {
   SlotLane spill_slots;
   Staging staging;
   RegionTable regions;
+  RegisteredPool registered;
   CopyStream to_device;
   GateMaker load_gates;
   CopyStream to_host;

@@ -75,6 +75,10 @@ class Device {
 
   virtual Status allocate_pinned(std::uint64_t bytes, std::byte*& out) = 0;
   virtual void free_pinned(std::byte* memory) noexcept = 0;
+  // Makes memory of the process pinned: whole pages, in no other registration. May take a second a
+  // GiB, in which other memory calls of the process may stall. A failure is no fault of the device.
+  virtual Status register_host(std::byte* memory, std::uint64_t bytes) = 0;
+  virtual void unregister_host(std::byte* memory) noexcept = 0;
   // A copy of `bytes` in memory that kernels read fast. Waits for the device; for construction.
   virtual Status upload(std::span<const std::byte> bytes, void*& out) = 0;
   virtual void free_uploaded(void* memory) noexcept = 0;

@@ -145,6 +145,7 @@ std::shared_ptr<VerifyTicket> StreamEngine::verify(Lease lease) {
 Faults& StreamEngine::faults() noexcept { return core().faults; }
 bool StreamEngine::poisoned() const noexcept { return core().health->poisoned(); }
 std::uint64_t StreamEngine::error_count() const noexcept { return core().health->error_count(); }
+std::string StreamEngine::notice() const { return core().registered.notice(); }
 std::string StreamEngine::first_error() const { return core().health->first_error(); }
 
 EngineStats StreamEngine::stats() const {
@@ -166,6 +167,7 @@ EngineStats StreamEngine::stats() const {
   stats.load_tickets = read(counters.load_tickets);
   stats.load_failed = read(counters.load_failed);
   stats.loaded_blocks = read(counters.loaded_blocks);
+  stats.loaded_in_place = read(counters.loaded_in_place);
   stats.loaded_bytes = read(counters.loaded_bytes);
   stats.verified_blocks = read(counters.verified_blocks);
   stats.bad_blocks = read(counters.bad_blocks);
@@ -185,6 +187,8 @@ void StreamEngine::close() {
   parts_->loads.join();
   parts_->spills.join();
   parts_->verifies.join();
+  core().registered.stop();
+  core().registered.release();
 }
 
 std::vector<std::string> StreamEngine::check() {

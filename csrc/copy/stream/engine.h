@@ -63,6 +63,8 @@ class StreamEngine final : public CopyEngine {
   [[nodiscard]] bool poisoned() const noexcept;
   [[nodiscard]] std::uint64_t error_count() const noexcept;
   [[nodiscard]] std::string first_error() const;
+  // Something to be logged once; usually empty.
+  [[nodiscard]] std::string notice() const;
   void quiesce() override;
   void close() override;
   // Violated invariants, in words; call it while nothing is copied.

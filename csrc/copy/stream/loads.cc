@@ -118,8 +118,9 @@ bool Loads::enqueue(const WorkRef& work) {
   const std::size_t size = count <= lane ? count : std::max<std::size_t>(lane / 2, 1);
   for (std::size_t first = 0; first < count; first += size) {
     const std::size_t pages = std::min(size, count - first);
-    Batch batch{first, core_.load_slots.take(pages), first + pages == count};
+    Batch batch{first, core_.load_slots.take(pages), first + pages == count, {}};
     if (batch.slots.empty()) return false;
+    place_blocks(*work, batch);
     const bool whole = enqueue_batch(work, batch);
     to_land_.push({work, Step::slots, core_.to_device.mark(), std::move(batch.slots)});
     if (!whole) return false;
@@ -133,12 +134,34 @@ void Loads::delay(Work& work, std::uint32_t layer) {
   if (delay.count() != 0) work.load->ticket.sleep(delay);
 }
 
-bool Loads::enqueue_batch(const WorkRef& work, const Batch& batch) {
-  const LoadRequest& request = work->request;
-  const PageSlots all{request.pages, request.resident, {}};
-  PageSlots own = all.sub(batch.first, batch.slots.size());
+void Loads::place_blocks(const Work& work, Batch& batch) {
+  std::size_t in_place = 0;
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    std::byte* at = core_.staging.page(batch.slots[i]);
+    if (!work.request.source) {
+      const BlockRef& ref = work.request.lease.refs()[batch.first + i];
+      std::byte* const payload = core_.pool->payload(ref);
+      if (core_.registered.holds({payload, ref.payload_bytes})) {
+        at = payload;
+        ++in_place;
+      }
+    }
+    batch.blocks.push_back(at);
+  }
+  add(core_.counters.loaded_in_place, in_place);
+}
+
+PageSlots Loads::pages_of(const Work& work, const Batch& batch) {
+  const LoadRequest& request = work.request;
+  PageSlots own =
+      PageSlots{request.pages, request.resident, {}, {}}.sub(batch.first, batch.slots.size());
   own.slots = batch.slots;
-  fill_tables(core_, own);
+  own.blocks = batch.blocks;
+  return own;
+}
+
+bool Loads::enqueue_batch(const WorkRef& work, const Batch& batch) {
+  fill_tables(core_, pages_of(*work, batch));
   for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
     if (layer != 0 && batch.first == 0) delay(*work, layer);
     if (work->load->ticket.failed() || core_.health->poisoned()) return false;
@@ -155,12 +178,10 @@ bool Loads::enqueue_batch(const WorkRef& work, const Batch& batch) {
 bool Loads::enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer) {
   const LoadRequest& request = work.request;
   const std::size_t per_page = request.blocks_per_page();
-  const auto blocks =
+  const auto refs =
       request.lease.refs().subspan(batch.first * per_page, batch.slots.size() * per_page);
-  fill_slots(core_, layer, batch.slots, blocks, request.source.get());
-  PageSlots own =
-      PageSlots{request.pages, request.resident, {}}.sub(batch.first, batch.slots.size());
-  own.slots = batch.slots;
+  const PageSlots own = pages_of(work, batch);
+  fill_slots(core_, layer, own, refs, request.source.get());
   const Status status = request.source ? enqueue_scatter(core_, layer, own, *request.source)
                                        : enqueue_scatter(core_, layer, own);
   add(core_.counters.loaded_bytes, batch.slots.size() * core_.layout.layer_bytes(layer));

@@ -5,6 +5,9 @@
 //                        its copies behind the gate, and an event behind them
 //   land      thread 2   waits for the device; only then are slots free, and the ticket is done
 //
+// A block in memory that is registered with the device is read where it lies, pinned until it has
+// landed; the others are staged. Through a source, all are: their parts may be of any size.
+//
 // Page indices that only the device has stay there, where the kernel reads them. A load through a
 // source goes by spans, which are made of indices: thread 1 fetches them.
 //
@@ -78,6 +81,7 @@ class Loads {
     std::size_t first;
     std::vector<Slot> slots;
     bool last;
+    std::vector<std::byte*> blocks;  // where the device reads each page
   };
 
   [[nodiscard]] std::shared_ptr<StreamLoad> refused(LoadRequest& request);
@@ -87,6 +91,8 @@ class Loads {
   [[nodiscard]] bool fetch_pages(Work& work);
   [[nodiscard]] bool enqueue_batch(const WorkRef& work, const Batch& batch);
   [[nodiscard]] bool enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer);
+  void place_blocks(const Work& work, Batch& batch);
+  [[nodiscard]] static PageSlots pages_of(const Work& work, const Batch& batch);
   void delay(Work& work, std::uint32_t layer);
   void land_all();
   void land(Landing& landing);

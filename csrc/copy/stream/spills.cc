@@ -200,7 +200,7 @@ void Spills::flush(Batch& batch) {
     pages.push_back(page.work->job.pages[page.index]);
     slots.push_back(page.slot);
   }
-  const PageSlots all{pages, {}, slots};
+  const PageSlots all{pages, {}, slots, {}};
   fill_tables(core_, all);
   batch.enqueued = core_.health->check(enqueue_gather(core_, all));
   batch.event = core_.to_host.mark();

@@ -72,7 +72,6 @@ class StreamSpill {
   void landed() {
     const std::lock_guard lock(mutex_);
     --batches_in_flight_;
-    if (batches_in_flight_ == 0) last_event_ = nullptr;
     changed_.notify_all();
   }
 
@@ -91,7 +90,7 @@ class StreamSpill {
   std::condition_variable changed_;
   std::size_t undecided_;              // pages; mutex_
   std::size_t batches_in_flight_ = 0;  // mutex_
-  EventHandle last_event_ = nullptr;   // of the newest batch, while it is in flight; mutex_
+  EventHandle last_event_ = nullptr;   // of the newest batch, ours while it is in flight; mutex_
 };
 
 }  // namespace hpkv::stream

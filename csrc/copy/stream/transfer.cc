@@ -84,8 +84,8 @@ void fill_tables(const Core& core, const PageSlots& batch) {
   for (std::size_t i = 0; i < batch.slots.size(); ++i) {
     const Slot head = batch.slots[i / kTableRows * kTableRows];
     const std::size_t row = i % kTableRows;
-    core.staging.table_blocks(head)[row] =
-        reinterpret_cast<std::uint64_t>(core.staging.page(batch.slots[i]));
+    core.staging.table_blocks(head)[row] = reinterpret_cast<std::uint64_t>(
+        batch.blocks.empty() ? core.staging.page(batch.slots[i]) : batch.blocks[i]);
     if (batch.resident.count == 0) core.staging.table_pages(head)[row] = batch.pages[i];
   }
 }
@@ -117,10 +117,9 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& b
   }
   std::vector<Span> spans;
   for (std::size_t i = 0; i < batch.slots.size(); ++i) {
-    const std::byte* const slot = core.staging.page(batch.slots[i]);
     walk_layout(core, layer, layer + 1, static_cast<std::uint64_t>(batch.pages[i]),
                 [&](std::byte* device, std::uint64_t offset, std::uint64_t bytes) {
-                  spans.push_back({device, slot + offset, bytes});
+                  spans.push_back({device, batch.blocks[i] + offset, bytes});
                 });
   }
   if (spans.empty()) return {};
@@ -142,17 +141,18 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& b
   return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
 }
 
-void fill_slots(const Core& core, std::uint32_t layer, std::span<const Slot> slots,
-                std::span<const BlockRef> blocks, const BlockSource* source) {
+void fill_slots(const Core& core, std::uint32_t layer, const PageSlots& batch,
+                std::span<const BlockRef> refs, const BlockSource* source) {
   const std::uint64_t begin = core.layer_offsets[layer];
   const std::uint64_t bytes = core.layer_offsets[layer + 1] - begin;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    std::byte* const slot = core.staging.page(slots[i]);
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    std::byte* const slot = core.staging.page(batch.slots[i]);
     if (source == nullptr) {
-      copy_nt_unfenced(slot + begin, core.pool->payload(blocks[i]) + begin, bytes);
+      if (batch.blocks[i] != slot) continue;
+      copy_nt_unfenced(slot + begin, core.pool->payload(refs[i]) + begin, bytes);
       continue;
     }
-    const auto own = blocks.subspan(i * source->blocks_per_page(), source->blocks_per_page());
+    const auto own = refs.subspan(i * source->blocks_per_page(), source->blocks_per_page());
     walk_source(core, *source, layer, [&](const SourcePiece& one) {
       const std::byte* const payload = core.pool->payload(own[one.part]);
       std::memcpy(slot + one.slot_offset, payload + one.region.block_piece(one.piece),

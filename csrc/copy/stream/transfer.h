@@ -17,6 +17,8 @@ struct PageSlots {
   std::span<const std::int64_t> pages;
   DevicePages resident;
   std::span<const Slot> slots;
+  // Where each page's block is; of a load. Its slot's page, or in the pool.
+  std::span<std::byte* const> blocks;
 
   [[nodiscard]] PageSlots sub(std::size_t first, std::size_t count) const;
 };
@@ -33,9 +35,9 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& b
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch,
                        const BlockSource& source);
 
-// A layer of each page's blocks into its slot. `blocks` are those of the batch: one per page, or as
-// many as the source says.
-void fill_slots(const Core& core, std::uint32_t layer, std::span<const Slot> slots,
-                std::span<const BlockRef> blocks, const BlockSource* source);
+// A layer of each page's blocks into its slot, but for pages whose block is elsewhere. `refs` are
+// those of the batch: one per page, or as many as the source says.
+void fill_slots(const Core& core, std::uint32_t layer, const PageSlots& batch,
+                std::span<const BlockRef> refs, const BlockSource* source);
 
 }  // namespace hpkv::stream

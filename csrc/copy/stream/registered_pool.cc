@@ -1,0 +1,113 @@
+#include "copy/stream/registered_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hpkv::stream {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+}  // namespace
+
+RegisteredPool::RegisteredPool(std::shared_ptr<Device> device, std::shared_ptr<Pool> pool,
+                               std::uint64_t piece_bytes)
+    : device_(std::move(device)),
+      pool_(std::move(pool)),
+      piece_bytes_(piece_bytes / kPage * kPage) {
+  if (piece_bytes_ != 0) thread_ = std::thread([this] { run(); });
+}
+
+RegisteredPool::~RegisteredPool() {
+  stop();
+  release();
+}
+
+bool RegisteredPool::holds(std::span<const std::byte> bytes) {
+  if (piece_bytes_ == 0) return false;
+  const std::lock_guard lock(mutex_);
+  auto after = ranges_.upper_bound(const_cast<std::byte*>(bytes.data()));
+  if (after != ranges_.begin()) {
+    const auto& [begin, size] = *--after;
+    if (bytes.data() + bytes.size() <= begin + size) return true;
+  }
+  asked_ = true;
+  changed_.notify_all();
+  return false;
+}
+
+std::string RegisteredPool::notice() {
+  const std::lock_guard lock(mutex_);
+  return notice_;
+}
+
+void RegisteredPool::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void RegisteredPool::release() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [begin, bytes] : ranges_) device_->unregister_host(begin);
+  ranges_.clear();
+}
+
+void RegisteredPool::run() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return asked_ || stopping_; });
+      if (stopping_) return;
+      asked_ = false;
+    }
+    if (!register_more()) return;
+  }
+}
+
+bool RegisteredPool::register_more() {
+  for (const std::span<std::byte> range : pool_->reserved()) {
+    std::byte* begin = registered_end(range);
+    std::byte* const end = range.data() + range.size() / kPage * kPage;
+    while (begin < end) {
+      const std::uint64_t bytes = std::min(piece_bytes_, static_cast<std::uint64_t>(end - begin));
+      if (!add(begin, bytes)) return false;
+      begin += bytes;
+    }
+  }
+  return true;
+}
+
+bool RegisteredPool::add(std::byte* begin, std::uint64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return false;
+  }
+  const Status status = device_->register_host(begin, bytes);
+  const std::lock_guard lock(mutex_);
+  if (status.ok()) {
+    ranges_.emplace(begin, bytes);
+    return true;
+  }
+  std::uint64_t before = 0;
+  for (const auto& [at, size] : ranges_) before += size;
+  notice_ = "the device reads " + std::to_string(before >> 20U) +
+            " MiB of the pool in place, the rest through staging, because it takes no more: " +
+            status.text();
+  return false;
+}
+
+std::byte* RegisteredPool::registered_end(std::span<std::byte> range) {
+  const std::lock_guard lock(mutex_);
+  std::byte* end = range.data();
+  for (auto it = ranges_.find(end); it != ranges_.end() && it->first == end; ++it) {
+    end += it->second;
+    if (end >= range.data() + range.size()) break;
+  }
+  return end;
+}
+
+}  // namespace hpkv::stream

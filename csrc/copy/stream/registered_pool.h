@@ -1,0 +1,65 @@
+// Which memory of the pool the device may use where it lies: it is registered in the background, as
+// it becomes live, so that loads read blocks in place instead of through slots.
+//
+// A block that is not registered yet goes through staging, and lets the thread look again. A
+// refusal (a limit on pinned memory, a driver) is the end of registering and of nothing else: what
+// is registered stays, the rest goes through staging, and notice() says so once.
+//
+// Invariant: ranges do not overlap, and stay until release(), which comes after the last copy.
+// Threads: any; one of its own waits for the device library, never with the mutex held.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+
+#include "copy/stream/device.h"
+#include "shm/pool.h"
+
+namespace hpkv::stream {
+
+class RegisteredPool {
+ public:
+  // Registers nothing when `piece_bytes` (of one call at most) is 0.
+  RegisteredPool(std::shared_ptr<Device> device, std::shared_ptr<Pool> pool,
+                 std::uint64_t piece_bytes);
+  ~RegisteredPool();
+  RegisteredPool(const RegisteredPool&) = delete;
+  RegisteredPool& operator=(const RegisteredPool&) = delete;
+
+  // Whether all these bytes are in one registered range.
+  [[nodiscard]] bool holds(std::span<const std::byte> bytes);
+  // Why not everything is registered, to be logged once; usually empty.
+  [[nodiscard]] std::string notice();
+  // Ends the thread, after the call it is in.
+  void stop();
+  // Unregisters everything; after stop(), when no copy is on its way.
+  void release();
+
+ private:
+  void run();
+  // Registers what is reserved and not registered; false once it is refused or stopped.
+  [[nodiscard]] bool register_more();
+  [[nodiscard]] bool add(std::byte* begin, std::uint64_t bytes);
+  // Where the registered part of this range ends.
+  [[nodiscard]] std::byte* registered_end(std::span<std::byte> range);
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Pool> pool_;
+  const std::uint64_t piece_bytes_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::byte*, std::uint64_t> ranges_;  // begin, bytes; mutex_
+  std::string notice_;                          // mutex_
+  bool asked_ = true;                           // to look for more; mutex_
+  bool stopping_ = false;                       // mutex_
+  std::thread thread_;
+};
+
+}  // namespace hpkv::stream
