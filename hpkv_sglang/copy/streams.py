@@ -142,7 +142,7 @@ class StreamCopies:
         self._streams = streams
         self._last_layer = layer_count - 1
         self._page_size = page_size
-        self._told = False
+        self._told = self._noticed = False
         self._kept: deque[tuple[StreamSpill | StreamLoad, torch.Tensor]] = deque()
 
     @property
@@ -169,6 +169,7 @@ class StreamCopies:
     def load(
         self, lease: Lease, pages: torch.Tensor, source: BlockSource | None = None
     ) -> StreamLoadTicket:
+        self._log_notice()
         chooser, user = self._users()
         ticket = self._engine.load(
             lease, pages.data_ptr(), len(pages), self._page_size, chooser, user, source
@@ -201,6 +202,11 @@ class StreamCopies:
     def check(self) -> list[str]:
         """Violated invariants, in words; call it while nothing is copied."""
         return self._engine.check()
+
+    def _log_notice(self) -> None:
+        if not self._noticed and (notice := self._engine.notice):
+            self._noticed = True
+            logger.warning("hpkv: %s", notice)
 
     def _users(self) -> tuple[int, int]:
         return self._streams.current(), self._streams.writers()[0]
