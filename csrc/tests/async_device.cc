@@ -337,6 +337,7 @@ Status AsyncDevice::register_host(std::byte* memory, std::uint64_t bytes) {
   if (Status status = call("register_host", __LINE__); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (registered_.size() >= registrations_max_.load()) {
+    ++refused_registrations_;
     return Status::failed("async_device.cc", __LINE__, "register_host: no more pinned memory");
   }
   const auto after = registered_.lower_bound(memory);

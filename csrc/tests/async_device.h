@@ -64,6 +64,7 @@ class AsyncDevice final : public stream::Device {
   [[nodiscard]] std::size_t pageable_copies() const { return pageable_copies_.load(); }
   // The next registrations fail, from that one on (0: the first).
   void refuse_registrations_after(std::uint64_t count) { registrations_max_.store(count); }
+  [[nodiscard]] std::size_t refused_registrations() const { return refused_registrations_.load(); }
   // Bytes of each registration that is live.
   [[nodiscard]] std::vector<std::uint64_t> registrations();
   // Waits on the host for the device, by synchronize and synchronize_stream, by `thread`.
@@ -131,6 +132,7 @@ class AsyncDevice final : public stream::Device {
   std::map<const std::byte*, std::uint64_t> pinned_;  // bytes, by address; mutex_
   std::map<const std::byte*, std::uint64_t> registered_;  // the same; mutex_
   std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
+  std::atomic<std::size_t> refused_registrations_{0};
   std::atomic<std::size_t> pageable_copies_{0};
   std::uint64_t fail_at_ = 0;  // mutex_
   std::uint64_t calls_ = 0;    // mutex_

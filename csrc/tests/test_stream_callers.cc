@@ -1,5 +1,6 @@
 // The stream engine and its caller's streams: page indices that only the device has, what waits for
 // which of the two streams, and a forward pass that overwrites what a spill still reads.
+#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -319,13 +320,16 @@ TEST(cancelling_ends_a_wait_for_reads_that_will_not_come) {
   const auto keys = random_keys(2);
   rig.device->hold(rig.schedule);
   const auto spill = rig.engine->spill_resident(keys, rig.choose({0, 1}), rig.streams());
-  bool over = false;
-  std::thread waiter([&] { over = spill->wait_reads_on(rig.forward, seconds(20)); });
+  std::atomic<bool> over{false};
+  std::thread waiter([&] { over = spill->wait_reads_on(rig.forward, std::chrono::hours(1)); });
   std::this_thread::sleep_for(milliseconds(2));
   spill->cancel();
+  const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+  while (!over && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  const bool in_time = over;
+  rig.device->release(rig.schedule);  // ends it in any case
   waiter.join();
-  CHECK(over);
-  rig.device->release(rig.schedule);
+  CHECK(in_time);
   spill->ticket.wait();
 }
 
