@@ -83,7 +83,7 @@ for kind in "${@:-plain}"; do
   exec {lock}>"$folder.lock"  # the crash rig of the Python tests builds in the same folder
   flock "$lock"
   step "C++ tests ($kind): configure" configure "$folder" "$sanitize"
-  step "C++ tests ($kind): build" cmake --build "$folder"
+  step "C++ tests ($kind): build" cmake --build "$folder" --parallel "$(nproc)"
   exec {lock}>&-
   HPKV_LOG_TAIL=120 step "C++ tests ($kind): run" \
     ctest --test-dir "$folder" --parallel 2 --output-on-failure --no-tests=error --timeout 600 "${chosen[@]}"
