@@ -26,7 +26,7 @@ from hpkv_sglang.plugin import verify_hooks
 from hpkv_sglang.pool import open_pool
 from hpkv_sglang.pool.storage import Storage
 from hpkv_sglang.radix.fence import SpillFence
-from hpkv_sglang.radix.identity import RankIdentity
+from hpkv_sglang.radix.identity import RankIdentity, view_of
 from hpkv_sglang.radix.loads import LayerLoads, QueuedLoad
 from hpkv_sglang.radix.lookup import PageLookup, Tail, fastest_hasher
 from hpkv_sglang.radix.promotions import Promotions
@@ -52,8 +52,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         verify_hooks()
         self.settings = Settings.from_dict(extra_config or {})
         self.page_size: int = params.page_size
-        # Without overlap, forward passes run on the scheduler's own stream.
-        self.forward_stream = None if server_args.disable_overlap_schedule else forward_stream
+        self.forward_stream = stream_of_forwards(server_args, forward_stream)
         device_pool = params.token_to_kv_pool_allocator.get_kvcache()
         self.layout = detect_layout(device_pool, self.page_size)
         self.computes_on_host = self.layout.tensors[0].pages.device.type == "cpu"
@@ -259,3 +258,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def pop_completed_offload(self) -> bool:
         raise NotImplementedError("spills leave nothing to complete")
+
+
+def stream_of_forwards(server_args: Any, stream: Any) -> Any:
+    """`stream`, or None where SGLang runs forward passes on the scheduler's own.
+
+    It does so without overlap, which it may have switched off itself while it resolved the
+    arguments.
+    """
+    return None if view_of(server_args).disable_overlap_schedule else stream

@@ -12,6 +12,7 @@ pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
 
 from hpkv_sglang.copy.engines import host_pages
 from hpkv_sglang.layout.heads import Turn
+from hpkv_sglang.radix import linker as linker_module
 from hpkv_sglang.radix import recompute, wrapper
 from hpkv_sglang.radix.linker import HpkvLinker
 from hpkv_sglang.radix.runs import Run
@@ -91,6 +92,17 @@ def test_a_spill_is_handed_over_with_the_ranks_turn() -> None:
     linker.spill(["a", "b"], torch.arange(2 * PAGE) + 3 * PAGE)
     ((keys, pages, *turn),) = handed
     assert (keys, list(pages), turn) == (("a", "b"), [3, 4], [1, 2])
+
+
+@pytest.mark.parametrize(("resolved", "found"), [(False, "forward"), (True, None)])
+def test_the_stream_of_forwards_follows_the_resolved_arguments(
+    resolved: bool, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang switches overlap off itself where it must; the record keeps what the user typed."""
+    view = SimpleNamespace(disable_overlap_schedule=resolved)
+    monkeypatch.setattr(linker_module, "view_of", lambda _typed: view)
+    typed = SimpleNamespace(disable_overlap_schedule=not resolved)
+    assert linker_module.stream_of_forwards(typed, "forward") == found
 
 
 @pytest.mark.parametrize("off", [None, "the self-test failed"])
