@@ -125,12 +125,12 @@ class Bench:
             self.pool,
             self.index,
             self.layout.block,
+            page_size=PAGE,
             staging_bytes=4 * self.bytes,
             spill_path=path,
         )
         streams = TorchCudaStreams(torch.device("cuda"), None)
-        layers = self.layout.block.layer_count
-        return StreamCopies(core, streams, layer_count=layers, page_size=PAGE)
+        return StreamCopies(core, streams, layer_count=self.layout.block.layer_count)
 
     def fresh_keys(self, count: int = 0) -> KeyBatch:
         first = self._next_key

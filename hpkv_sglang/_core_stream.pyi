@@ -90,22 +90,25 @@ class StreamEngine:
         namespace: int,
         layout: BlockLayout,
         *,
+        page_size: int,
         threads: int = 2,
         staging_bytes: int = 268435456,
-        spill_path: Literal["batch", "kernel"] = "batch",
+        spill_path: Literal["batch", "kernel"] = "kernel",
         load_path: Literal["batch", "kernel"] = "kernel",
         register_pool: bool = True,
     ) -> None:
-        """``threads`` checksum and publish; ``staging_bytes`` of host memory are pinned, and with
-        ``register_pool``, in the background, what the pool has reserved so far. A load
-        without a source goes by the kernel whatever ``load_path`` says: only the device has its
-        indices. ValueError unless blocks of the namespace have the layout's size, and for another
-        path; `CorePoolError` when the device refuses. Blocks."""
+        """``page_size`` slots a page. ``threads`` checksum and publish; ``staging_bytes`` of host
+        memory are pinned, and with ``register_pool``, in the background, what the pool has reserved
+        so far.
+
+        By the kernel nobody waits for page indices; for spills by batches an engine thread fetches
+        them, behind the chooser. A load without a source goes by the kernel whatever ``load_path``
+        says. ValueError unless blocks of the namespace have the layout's size, for a page size of 0
+        and for another path; `CorePoolError` when the device refuses. Blocks."""
     def spill(
         self,
         keys: KeyBatch,
         first_slots: int,
-        page_size: int,
         chooser: int,
         user: int,
         turn: int = 0,
@@ -114,19 +117,18 @@ class StreamEngine:
         """Store the pages that are not there yet, as `CopyEngine.spill`. Returns at once.
 
         ``first_slots`` is the address of a contiguous int64 array in device memory: of each page
-        the slot of its first token, ``page_size`` slots a page. What stream ``chooser`` does so far
-        makes it valid, and it stays valid and unchanged until the ticket is done. ``user`` is the
-        stream that wrote the pages: they are read behind what it does so far, and what the chooser
-        does (0: there is no such stream).
+        the slot of its first token. What stream ``chooser`` does so far makes it valid, and it
+        stays valid and unchanged until the ticket is done. ``user`` is the stream that wrote the
+        pages: they are read behind what it does so far, and what the chooser does (0: there is no
+        such stream).
 
         A page outside the layout is dropped and counted. ValueError for an address that is none,
-        a page size of 0, or turns as in `CopyEngine.spill`."""
+        or turns as in `CopyEngine.spill`."""
     def load(
         self,
         lease: Lease,
         first_slots: int,
         page_count: int,
-        page_size: int,
         chooser: int,
         user: int,
         source: BlockSource | None = None,
@@ -136,7 +138,7 @@ class StreamEngine:
         does so far, because it may still use what was in them. Returns at once.
 
         A page outside the layout is left out, or, with a source, fails the ticket. ValueError
-        besides for an address that is none or a page size of 0."""
+        besides for an address that is none."""
     def verify(self, lease: Lease) -> VerifyTicket:
         """As `CopyEngine.verify`."""
     def set_delay(self, kind: str, layer: int, microseconds: int) -> None:

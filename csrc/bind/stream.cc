@@ -34,16 +34,17 @@ using stream::StreamSpill;
 struct StreamEngineHandle {
   std::unique_ptr<StreamEngine> engine;
   int layer_count;
+  std::uint64_t page_size;
+
+  [[nodiscard]] DevicePages pages(std::uintptr_t first_slots, std::size_t count) const {
+    return {reinterpret_cast<const std::int64_t*>(first_slots), count, page_size};
+  }
 };
 
 CopyPath path_named(const char* option, const std::string& name) {
   if (name == "batch") return CopyPath::batch;
   if (name == "kernel") return CopyPath::kernel;
   throw nb::value_error((std::string(option) + " is '" + name + "'; valid: batch, kernel").c_str());
-}
-
-DevicePages resident(std::uintptr_t first_slots, std::size_t count, std::uint64_t page_size) {
-  return {reinterpret_cast<const std::int64_t*>(first_slots), count, page_size};
 }
 
 void bind_devices(nb::module_& module) {
@@ -87,30 +88,29 @@ void bind_submission(nb::class_<StreamEngineHandle>& engine) {
       .def(
           "spill",
           [](StreamEngineHandle& self, const KeyBatch& keys, std::uintptr_t first_slots,
-             std::uint64_t page_size, std::uintptr_t chooser, std::uintptr_t user,
-             std::int64_t turn, std::int64_t turns) {
+             std::uintptr_t chooser, std::uintptr_t user, std::int64_t turn, std::int64_t turns) {
             return checked([&] {
               return self.engine->spill_resident(
-                  keys.keys, resident(first_slots, keys.keys.size(), page_size),
+                  keys.keys, self.pages(first_slots, keys.keys.size()),
                   Streams{stream_of(chooser), stream_of(user)}, {turn, turns});
             });
           },
-          nb::arg("keys"), nb::arg("first_slots"), nb::arg("page_size"), nb::arg("chooser"),
-          nb::arg("user"), nb::arg("turn") = 0, nb::arg("turns") = 1)
+          nb::arg("keys"), nb::arg("first_slots"), nb::arg("chooser"), nb::arg("user"),
+          nb::arg("turn") = 0, nb::arg("turns") = 1)
       .def(
           "load",
           [](StreamEngineHandle& self, LeaseHandle& lease, std::uintptr_t first_slots,
-             std::size_t page_count, std::uint64_t page_size, std::uintptr_t chooser,
-             std::uintptr_t user, const SourceHandle* source) {
+             std::size_t page_count, std::uintptr_t chooser, std::uintptr_t user,
+             const SourceHandle* source) {
             return checked([&] {
               return self.engine->load_resident(std::move(lease.lease),
-                                                resident(first_slots, page_count, page_size),
+                                                self.pages(first_slots, page_count),
                                                 Streams{stream_of(chooser), stream_of(user)},
                                                 source != nullptr ? source->source : nullptr);
             });
           },
-          nb::arg("lease"), nb::arg("first_slots"), nb::arg("page_count"), nb::arg("page_size"),
-          nb::arg("chooser"), nb::arg("user"), nb::arg("source") = nb::none())
+          nb::arg("lease"), nb::arg("first_slots"), nb::arg("page_count"), nb::arg("chooser"),
+          nb::arg("user"), nb::arg("source") = nb::none())
       .def(
           "verify",
           [](StreamEngineHandle& self, LeaseHandle& lease) {
@@ -124,9 +124,10 @@ void bind_engine(nb::module_& module) {
   engine.def(
       "__init__",
       [](StreamEngineHandle* self, const DeviceHandle& device, PoolHandle& pool,
-         std::uint32_t namespace_index, const BlockLayout& layout, std::uint32_t threads,
-         std::uint64_t staging_bytes, const std::string& spill_path, const std::string& load_path,
-         bool register_pool) {
+         std::uint32_t namespace_index, const BlockLayout& layout, std::uint64_t page_size,
+         std::uint32_t threads, std::uint64_t staging_bytes, const std::string& spill_path,
+         const std::string& load_path, bool register_pool) {
+        if (page_size == 0) throw nb::value_error("copy engine: a page of 0 tokens");
         StreamOptions options;
         options.queues.threads = threads;
         options.staging_bytes = staging_bytes;
@@ -137,12 +138,13 @@ void bind_engine(nb::module_& module) {
           return std::make_unique<StreamEngine>(device.device, pool.pool, namespace_index, layout,
                                                 options);
         });
-        new (self) StreamEngineHandle{std::move(made), static_cast<int>(layout.layer_count())};
+        new (self)
+            StreamEngineHandle{std::move(made), static_cast<int>(layout.layer_count()), page_size};
       },
       nb::arg("device"), nb::arg("pool"), nb::arg("namespace"), nb::arg("layout"), nb::kw_only(),
-      nb::arg("threads") = 2, nb::arg("staging_bytes") = StreamOptions().staging_bytes,
-      nb::arg("spill_path") = "batch", nb::arg("load_path") = "kernel",
-      nb::arg("register_pool") = true);
+      nb::arg("page_size"), nb::arg("threads") = 2,
+      nb::arg("staging_bytes") = StreamOptions().staging_bytes, nb::arg("spill_path") = "kernel",
+      nb::arg("load_path") = "kernel", nb::arg("register_pool") = true);
   bind_submission(engine);
   bind_running(engine);
   engine

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,18 @@ struct Gpu {
     return out;
   }
 
+  // Whether this page and its counterpart of the other half hold the same bytes.
+  [[nodiscard]] bool twins(std::uint64_t page) const {
+    const auto pages = read();
+    bool same = true;
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      const std::byte* const whole = pages.data() + layer * kPages * page_bytes;
+      same = same && std::memcmp(whole + page * page_bytes,
+                                 whole + (kPages - 1 - page) * page_bytes, page_bytes) == 0;
+    }
+    return same;
+  }
+
   const std::uint64_t page_bytes;
   const std::uint64_t block_bytes;
   const std::vector<Key> keys;
@@ -110,14 +123,7 @@ void there_and_back(std::uint64_t tokens, std::uint64_t row, CopyPath path) {
   for (const Key& key : gpu.keys) CHECK(test::holds(*gpu.pool, key, gpu.block_bytes));
   CHECK(gpu.engine->load(Lease(gpu.pool, gpu.keys), to, {})->wait());
   gpu.engine->quiesce();
-  const auto pages = gpu.read();
-  for (std::uint64_t page = 0; page < gpu.keys.size(); ++page) {
-    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-      const std::byte* const whole = pages.data() + layer * kPages * gpu.page_bytes;
-      CHECK(std::memcmp(whole + page * gpu.page_bytes, whole + (kPages - 1 - page) * gpu.page_bytes,
-                        gpu.page_bytes) == 0);
-    }
-  }
+  for (std::uint64_t page = 0; page < gpu.keys.size(); ++page) CHECK(gpu.twins(page));
   CHECK(gpu.engine->check().empty());
 }
 
@@ -127,6 +133,35 @@ TEST(pages_come_back_by_the_kernel) {
   there_and_back(16, 256, CopyPath::kernel);
   there_and_back(1, 1152, CopyPath::kernel);
   there_and_back(4, 37, CopyPath::kernel);  // words of one byte
+}
+
+TEST(pages_come_back_by_indices_that_only_the_gpu_has) {
+  constexpr std::uint64_t kTokens = 16;
+  Gpu gpu(kTokens, 256, CopyPath::kernel);
+  const std::uint64_t count = gpu.keys.size();
+  std::vector<std::int64_t> slots;
+  for (std::uint64_t i = 0; i < 2 * count; ++i) {
+    const std::uint64_t page = i < count ? i : kPages - 1 - (i - count);
+    slots.push_back(static_cast<std::int64_t>(page * kTokens));
+  }
+  slots[2] = static_cast<std::int64_t>(kPages * kTokens);  // no page: dropped
+  void* memory = nullptr;
+  require(gpu.device->upload(std::as_bytes(std::span(slots)), memory));
+  const auto* const first_slots = static_cast<const std::int64_t*>(memory);
+  const auto spill = gpu.engine->spill_resident(gpu.keys, {first_slots, count, kTokens}, {});
+  spill->ticket.wait();
+  CHECK(spill->ticket.stored() == count - 1);
+  CHECK(gpu.engine->stats().spill_dropped_outside == 1);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    CHECK(test::holds(*gpu.pool, gpu.keys[i], gpu.block_bytes) == (i != 2));
+  }
+  const std::vector<Key> rest(gpu.keys.begin() + 3, gpu.keys.end());
+  const auto load = gpu.engine->load_resident(Lease(gpu.pool, rest),
+                                              {first_slots + count + 3, count - 3, kTokens}, {});
+  CHECK(load->ticket.wait());
+  gpu.engine->quiesce();
+  gpu.device->free_uploaded(memory);
+  for (std::uint64_t i = 3; i < count; ++i) CHECK(gpu.twins(i));
 }
 
 TEST(pages_come_back_by_batches) {

@@ -90,24 +90,44 @@ std::vector<std::int64_t> every_second_page(std::size_t count) {
 
 // ---- spills by indices of the device ----
 
-TEST(a_spill_fetches_indices_behind_the_chooser_and_pages_behind_the_user) {
-  for (const CopyPath path : kPaths) {
-    CallersRig rig(path);
-    const auto keys = random_keys(2);
+TEST(a_spill_by_batches_fetches_indices_behind_the_chooser_and_pages_behind_the_user) {
+  CallersRig rig(CopyPath::batch);
+  const auto keys = random_keys(2);
+  rig.device->hold(rig.schedule);
+  rig.device->hold(rig.forward);
+  const DevicePages pages = rig.choose({3, 7});
+  rig.fill_on_forward({3, 7}, keys);
+  const auto spill = rig.engine->spill_resident(keys, pages, rig.streams());
+  std::this_thread::sleep_for(milliseconds(5));
+  CHECK(rig.pool->stats().writing == 0);  // nobody knows the pages yet
+  rig.device->release(rig.schedule);
+  rig.await_writing(2);  // known while the forward has not run
+  CHECK(!spill->ticket.wait_device(milliseconds(5)));
+  rig.device->release(rig.forward);
+  spill->ticket.wait();
+  CHECK(spill->ticket.stored() == 2 && rig.blocks_are(keys));
+  CHECK(!rig.device->has_waited(std::this_thread::get_id()));
+}
+
+// As after a prefill: the schedule stream has not chosen yet, and the next forward is launched.
+TEST(a_spill_by_the_kernel_is_enqueued_before_anybody_knows_its_indices) {
+  for (const bool chooser_first : {true, false}) {
+    CallersRig rig;
+    const auto keys = random_keys(3);
+    const std::vector<std::int64_t> chosen = {3, 7, 0};
     rig.device->hold(rig.schedule);
     rig.device->hold(rig.forward);
-    const DevicePages pages = rig.choose({3, 7});
-    rig.fill_on_forward({3, 7}, keys);
+    const DevicePages pages = rig.choose(chosen);
+    rig.fill_on_forward(chosen, keys);
     const auto spill = rig.engine->spill_resident(keys, pages, rig.streams());
-    std::this_thread::sleep_for(milliseconds(5));
-    CHECK(rig.pool->stats().writing == 0);  // nobody knows the pages yet
-    rig.device->release(rig.schedule);
-    rig.await_writing(2);  // known while the forward has not run
-    CHECK(!spill->ticket.wait_device(milliseconds(5)));
-    rig.device->release(rig.forward);
-    spill->ticket.wait();
-    CHECK(spill->ticket.stored() == 2 && rig.blocks_are(keys));
+    CHECK(spill->wait_reads_on(rig.forward, seconds(60)));
+    rig.wipe_on_forward(chosen);
     CHECK(!rig.device->has_waited(std::this_thread::get_id()));
+    rig.device->release(chooser_first ? rig.schedule : rig.forward);
+    CHECK(!spill->ticket.wait_device(milliseconds(5)));  // for want of the other one
+    rig.device->release(chooser_first ? rig.forward : rig.schedule);
+    spill->ticket.wait();
+    CHECK(spill->ticket.stored() == 3 && rig.blocks_are(keys));
   }
 }
 
@@ -127,44 +147,61 @@ TEST(a_spill_without_a_user_waits_for_the_chooser_alone) {
 }
 
 TEST(more_indices_than_are_fetched_at_once_come_in_pieces) {
-  CallersRig rig;
-  const auto keys = random_keys(11);
-  const auto pages = every_second_page(11);
-  rig.fill_on_forward(pages, keys);
-  const auto spill = rig.engine->spill_resident(keys, rig.choose(pages), rig.streams());
-  spill->ticket.wait();
-  CHECK(spill->ticket.stored() == 11 && rig.blocks_are(keys));
-  rig.wipe_on_forward(pages);
-  const auto load =
-      rig.engine->load_resident(rig.lease(keys), rig.choose(pages), rig.streams(), rig.source());
-  CHECK(load->ticket.wait());
-  for (std::size_t i = 0; i < 11; ++i) CHECK(rig.page_is(pages[i], keys[i]));
+  for (const CopyPath path : kPaths) {
+    CallersRig rig(path);
+    const auto keys = random_keys(11);
+    const auto pages = every_second_page(11);
+    rig.fill_on_forward(pages, keys);
+    const auto spill = rig.engine->spill_resident(keys, rig.choose(pages), rig.streams());
+    spill->ticket.wait();
+    CHECK(spill->ticket.stored() == 11 && rig.blocks_are(keys));
+    rig.wipe_on_forward(pages);
+    const auto load =
+        rig.engine->load_resident(rig.lease(keys), rig.choose(pages), rig.streams(), rig.source());
+    CHECK(load->ticket.wait());
+    for (std::size_t i = 0; i < 11; ++i) CHECK(rig.page_is(pages[i], keys[i]));
+  }
 }
 
 TEST(a_page_that_is_none_is_dropped_and_the_others_are_stored) {
-  CallersRig rig;
-  const auto keys = random_keys(4);
-  const auto page_count = static_cast<std::int64_t>(StreamRig::kPages);
-  rig.fill_page(page_count - 1, keys[1]);
-  rig.fill_page(0, keys[3]);
-  const DevicePages pages = rig.choose({-1, page_count - 1, page_count, 0});
-  const auto spill = rig.engine->spill_resident(keys, pages, rig.streams());
-  spill->ticket.wait();
-  CHECK(spill->ticket.stored() == 2 && spill->ticket.dropped() == 2);
-  CHECK(rig.block_is(keys[1]) && rig.block_is(keys[3]));
-  CHECK(rig.pool->lookup({&keys[0], 1}) == 0 && rig.pool->lookup({&keys[2], 1}) == 0);
-  CHECK(rig.engine->stats().spill_dropped_outside == 2);
-  CHECK(spill->wait_reads_on(rig.forward, seconds(0)));
+  for (const CopyPath path : kPaths) {
+    CallersRig rig(path);
+    const auto keys = random_keys(4);
+    const auto page_count = static_cast<std::int64_t>(StreamRig::kPages);
+    rig.fill_page(page_count - 1, keys[1]);
+    rig.fill_page(0, keys[3]);
+    const DevicePages pages = rig.choose({-1, page_count - 1, page_count, 0});
+    const auto spill = rig.engine->spill_resident(keys, pages, rig.streams());
+    spill->ticket.wait();
+    CHECK(spill->ticket.stored() == 2 && spill->ticket.dropped() == 2);
+    CHECK(rig.block_is(keys[1]) && rig.block_is(keys[3]));
+    CHECK(rig.pool->lookup({&keys[0], 1}) == 0 && rig.pool->lookup({&keys[2], 1}) == 0);
+    CHECK(rig.engine->stats().spill_dropped_outside == 2);
+    CHECK(spill->wait_reads_on(rig.forward, seconds(0)));
+  }
 }
 
 TEST(a_spill_by_indices_takes_turns) {
+  for (const CopyPath path : kPaths) {
+    CallersRig rig(path);
+    const auto keys = random_keys(5);
+    const auto pages = every_second_page(5);
+    rig.fill_on_forward(pages, keys);
+    const auto spill = rig.engine->spill_resident(keys, rig.choose(pages), rig.streams(), {2, 3});
+    spill->ticket.wait();
+    CHECK(spill->ticket.stored() == 5 && rig.blocks_are(keys));
+  }
+}
+
+TEST(only_pages_that_are_missing_are_gathered_by_their_rows) {
   CallersRig rig;
-  const auto keys = random_keys(5);
-  const auto pages = every_second_page(5);
+  const auto keys = random_keys(6);
+  const auto pages = every_second_page(6);
+  rig.store({keys[0], keys[2], keys[3]});
   rig.fill_on_forward(pages, keys);
-  const auto spill = rig.engine->spill_resident(keys, rig.choose(pages), rig.streams(), {2, 3});
+  const auto spill = rig.engine->spill_resident(keys, rig.choose(pages), rig.streams());
   spill->ticket.wait();
-  CHECK(spill->ticket.stored() == 5 && rig.blocks_are(keys));
+  CHECK(spill->ticket.stored() == 3 && spill->ticket.present() == 3 && rig.blocks_are(keys));
 }
 
 TEST(a_spill_by_indices_with_wrong_numbers_is_refused) {
@@ -183,7 +220,7 @@ TEST(a_spill_by_indices_with_wrong_numbers_is_refused) {
 }
 
 TEST(a_cancelled_spill_does_not_ask_for_its_indices) {
-  CallersRig rig;
+  CallersRig rig(CopyPath::batch);
   const auto keys = random_keys(2);
   rig.engine->faults().fail_next(CopyKind::spill, 1);
   const auto spill = rig.engine->spill_resident(keys, {rig.first_slots.data() + 1, 2, 16},
@@ -286,7 +323,7 @@ TEST(a_forward_overwrites_pages_right_behind_the_reads_and_not_before) {
 }
 
 TEST(reads_that_are_not_enqueued_in_time_are_said_to_be_and_cancelling_settles_it) {
-  CallersRig rig;
+  CallersRig rig(CopyPath::batch);
   const auto keys = random_keys(2);
   rig.device->hold(rig.schedule);
   const auto spill = rig.engine->spill_resident(keys, rig.choose({0, 1}), rig.streams());
@@ -316,7 +353,7 @@ TEST(reads_of_more_pages_than_slots_are_waited_for_to_the_last) {
 }
 
 TEST(cancelling_ends_a_wait_for_reads_that_will_not_come) {
-  CallersRig rig;
+  CallersRig rig(CopyPath::batch);
   const auto keys = random_keys(2);
   rig.device->hold(rig.schedule);
   const auto spill = rig.engine->spill_resident(keys, rig.choose({0, 1}), rig.streams());
@@ -351,7 +388,7 @@ TEST(a_spill_without_reads_in_progress_is_waited_for_by_nobody) {
 
 // The device may go on reading after a call that failed: only the engine's drain ends that.
 TEST(after_a_wait_of_the_engine_fails_pages_are_free_when_the_stream_is_drained) {
-  CallersRig rig;
+  CallersRig rig(CopyPath::batch);
   const auto keys = random_keys(2);
   rig.device->hold(rig.schedule);
   rig.device->hold(rig.to_host());

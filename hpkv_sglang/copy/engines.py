@@ -84,6 +84,7 @@ def _cuda_copier(
             pool,
             namespace_index,
             layout.block,
+            page_size=layout.page_size,
             staging_bytes=max(GPU_STAGING_BYTES, 8 * layout.block.block_bytes),
         )
     except CorePoolError as error:
@@ -94,6 +95,5 @@ def _cuda_copier(
         engine,
         TorchCudaStreams(device, forward_stream),
         layer_count=layout.block.layer_count,
-        page_size=layout.page_size,
     )
     return Copier(copies, layout, resident_pages, lambda: copies.poisoned)

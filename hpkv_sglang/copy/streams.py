@@ -135,13 +135,10 @@ class StreamLoadTicket:
 class StreamCopies:
     """The engine. Close it before the pool, and before the device memory of its layout goes."""
 
-    def __init__(
-        self, engine: StreamEngine, streams: ServerStreams, *, layer_count: int, page_size: int
-    ) -> None:
+    def __init__(self, engine: StreamEngine, streams: ServerStreams, *, layer_count: int) -> None:
         self._engine = engine
         self._streams = streams
         self._last_layer = layer_count - 1
-        self._page_size = page_size
         self._told = self._noticed = False
         self._kept: deque[tuple[StreamSpill | StreamLoad, torch.Tensor]] = deque()
 
@@ -160,9 +157,7 @@ class StreamCopies:
         self, keys: KeyBatch, pages: torch.Tensor, turn: int = 0, turns: int = 1
     ) -> StreamSpillTicket:
         chooser, user = self._users()
-        ticket = self._engine.spill(
-            keys, pages.data_ptr(), self._page_size, chooser, user, turn, turns
-        )
+        ticket = self._engine.spill(keys, pages.data_ptr(), chooser, user, turn, turns)
         self._keep(ticket, pages)
         return StreamSpillTicket(ticket, self._streams)
 
@@ -171,9 +166,7 @@ class StreamCopies:
     ) -> StreamLoadTicket:
         self._log_notice()
         chooser, user = self._users()
-        ticket = self._engine.load(
-            lease, pages.data_ptr(), len(pages), self._page_size, chooser, user, source
-        )
+        ticket = self._engine.load(lease, pages.data_ptr(), len(pages), chooser, user, source)
         self._keep(ticket, pages)
         return StreamLoadTicket(ticket, self._last_layer, self._streams)
 

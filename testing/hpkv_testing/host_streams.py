@@ -124,6 +124,7 @@ def copier(pool: Pool, namespace_index: int, layout: PoolLayout, *, delay_us: in
         pool,
         namespace_index,
         layout.block,
+        page_size=layout.page_size,
         staging_bytes=max(16 << 20, 8 * layout.block.block_bytes),
     )
     settled: Any = SettledEngine(engine, device)
@@ -131,6 +132,5 @@ def copier(pool: Pool, namespace_index: int, layout: PoolLayout, *, delay_us: in
         settled,
         HostStreams(device),
         layer_count=layout.block.layer_count,
-        page_size=layout.page_size,
     )
     return Copier(copies, layout, resident_pages, lambda: copies.poisoned)

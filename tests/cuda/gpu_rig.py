@@ -180,13 +180,12 @@ class Rig:
             self.pool,
             self.index,
             layout.block,
-            **{"staging_bytes": STAGING_BYTES, **options},
+            **{"page_size": layout.page_size, "staging_bytes": STAGING_BYTES, **options},
         )
         copies = StreamCopies(
             engine,
             TorchCudaStreams(torch.device(DEVICE), self.forward if self.overlap else None),
             layer_count=layout.block.layer_count,
-            page_size=layout.page_size,
         )
         self._engines.append(copies)
         return copies

@@ -60,9 +60,9 @@ class Rig:
         self.pool = Pool.open(directory, pool_bytes=POOL_BYTES)
         index = self.pool.add_namespace(bytes(32), b"", self.layout.block.block_bytes)
         core = _core.StreamEngine(
-            self.device, self.pool, index, self.layout.block, staging_bytes=1 << 20
+            self.device, self.pool, index, self.layout.block, page_size=PAGE, staging_bytes=1 << 20
         )
-        self.copies = StreamCopies(core, self.streams, layer_count=LAYERS, page_size=PAGE)
+        self.copies = StreamCopies(core, self.streams, layer_count=LAYERS)
         # In the order in which an engine makes its streams.
         self.writes = self.device.made_stream(engine_streams)
         self.reads = self.device.made_stream(engine_streams + 2)
@@ -178,11 +178,10 @@ def test_behind_wait_device_the_forward_stream_may_overwrite_the_pages(rig: Rig)
 
 def test_wait_device_gives_up_in_time_and_a_cancelled_spill_publishes_nothing(rig: Rig) -> None:
     keys = keys_of(0, 2)
-    rig.device.hold(rig.streams.schedule)  # so nobody knows yet which pages are read
+    rig.copies.set_delay("spill", 0, 300_000)  # before its reads are enqueued
     spill = rig.copies.spill(keys, rig.pages(3, 5))
     assert not spill.wait_device(0.01)
     spill.cancel()
-    rig.device.release(rig.streams.schedule)
     spill.wait()
     assert spill.stored == 0 and rig.pool.lookup(keys) == 0
     assert spill.wait_device(LONG_S)

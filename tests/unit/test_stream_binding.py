@@ -50,7 +50,9 @@ class Rig:
         self.layout = BlockLayout(
             block_bytes=BLOCK_BYTES, layer_count=LAYERS, page_count=PAGES, regions=self.regions()
         )
-        self.engine = StreamEngine(self.device, self.pool, index, self.layout, **options)
+        self.engine = StreamEngine(
+            self.device, self.pool, index, self.layout, page_size=TOKENS, **options
+        )
         self._arrays: list[npt.NDArray[np.int64]] = []
 
     def regions(self) -> list[Region]:
@@ -79,9 +81,7 @@ class Rig:
         return array.ctypes.data
 
     def spill(self, keys: KeyBatch, pages: list[int], **turns: int) -> StreamSpill:
-        return self.engine.spill(
-            keys, self.slots(pages), TOKENS, self.schedule, self.forward, **turns
-        )
+        return self.engine.spill(keys, self.slots(pages), self.schedule, self.forward, **turns)
 
     def load(
         self, keys: KeyBatch, pages: list[int], source: BlockSource | None = None
@@ -90,7 +90,6 @@ class Rig:
             self.pool.pin(keys),
             self.slots(pages),
             len(pages),
-            TOKENS,
             self.schedule,
             self.forward,
             source,
@@ -167,7 +166,7 @@ def test_indices_are_read_behind_the_chooser_and_pages_behind_the_user(rig: Rig)
     rig.device.hold(rig.schedule)
     rig.device.hold(rig.forward)
     slots = np.zeros(1, dtype=np.int64)
-    spill = rig.engine.spill(keys, slots.ctypes.data, TOKENS, rig.schedule, rig.forward)
+    spill = rig.engine.spill(keys, slots.ctypes.data, rig.schedule, rig.forward)
     slots[0] = 9 * TOKENS
     rig.device.release(rig.schedule)
     stored = rig.scribble(1)
@@ -197,7 +196,9 @@ def test_a_stream_overwrites_pages_behind_the_reads(rig: Rig) -> None:
 
 
 @needs_rig
-def test_reads_that_are_late_are_cancelled_and_not_published(rig: Rig) -> None:
+def test_reads_that_are_late_are_cancelled_and_not_published(directory: str) -> None:
+    """By batches: until the page indices are known, no read is enqueued."""
+    rig = Rig(directory, spill_path="batch")
     keys = keys_of(2)
     rig.device.hold(rig.schedule)
     spill = rig.spill(keys, [0, 1])
@@ -209,6 +210,22 @@ def test_reads_that_are_late_are_cancelled_and_not_published(rig: Rig) -> None:
     spill.wait()
     assert spill.dropped == 2 and rig.pool.lookup(keys) == 0
     assert rig.engine.stats()["spill_dropped_cancelled"] == 2
+    rig.close()
+
+
+@needs_rig
+def test_a_spill_by_the_kernel_needs_no_indices_on_the_host(rig: Rig) -> None:
+    stored = rig.scribble(1)
+    keys = keys_of(2)
+    rig.device.hold(rig.schedule)
+    spill = rig.spill(keys, [0, 1])
+    assert spill.wait_reads_on(rig.forward, LONG_S)
+    assert not spill.done
+    rig.device.release(rig.schedule)
+    spill.wait()
+    assert spill.stored == 2
+    assert rig.load(keys, [3, 2]).wait()
+    np.testing.assert_array_equal(rig.memory[:, [3, 2]], stored[:, [0, 1]])
 
 
 @needs_rig
@@ -294,17 +311,19 @@ def test_wrong_numbers_are_refused_and_pins_are_given_back(rig: Rig) -> None:
     rig.spill(keys, [0, 1]).wait()
     slots = rig.slots([0, 1])
     with pytest.raises(ValueError, match="no address of an int64"):
-        rig.engine.spill(keys, 0, TOKENS, rig.schedule, 0)
+        rig.engine.spill(keys, 0, rig.schedule, 0)
     with pytest.raises(ValueError, match="no address of an int64"):
-        rig.engine.load(rig.pool.pin(keys), slots + 4, 2, TOKENS, rig.schedule, 0)
-    with pytest.raises(ValueError, match="a page of 0 tokens"):
-        rig.engine.load(rig.pool.pin(keys), slots, 2, 0, rig.schedule, 0)
+        rig.engine.load(rig.pool.pin(keys), slots + 4, 2, rig.schedule, 0)
     with pytest.raises(ValueError, match="1 pages given, 2 expected"):
-        rig.engine.load(rig.pool.pin(keys), slots, 1, TOKENS, rig.schedule, 0)
-    with pytest.raises(ValueError, match="load_path is 'dma'; valid: batch, kernel"):
-        StreamEngine(rig.device, rig.pool, 0, rig.layout, load_path="dma")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="0 threads asked for"):
-        StreamEngine(rig.device, rig.pool, 0, rig.layout, threads=0)
+        rig.engine.load(rig.pool.pin(keys), slots, 1, rig.schedule, 0)
+    for wrong, said in (
+        ({"load_path": "dma"}, "load_path is 'dma'; valid: batch, kernel"),
+        ({"threads": 0}, "0 threads asked for"),
+        ({"page_size": 0}, "a page of 0 tokens"),
+    ):
+        options: Any = {"page_size": TOKENS, **wrong}
+        with pytest.raises(ValueError, match=said):
+            StreamEngine(rig.device, rig.pool, 0, rig.layout, **options)
 
 
 @needs_rig
@@ -331,7 +350,7 @@ def test_blocks_are_read_in_place_where_the_pool_is_registered(
 def test_an_engine_that_the_device_refuses_is_a_core_error(rig: Rig) -> None:
     rig.device.fail_call(1)
     with pytest.raises(CorePoolError, match="allocate_pinned: injected") as caught:
-        StreamEngine(rig.device, rig.pool, 0, rig.layout)
+        StreamEngine(rig.device, rig.pool, 0, rig.layout, page_size=TOKENS)
     assert caught.value.args[0] == "system"
 
 

@@ -273,6 +273,12 @@ std::unique_ptr<stream::Device> make_device(int ordinal) {
     throw Error(ErrorKind::system, "CUDA device: device " + std::to_string(ordinal) +
                                        " does not share the host's addresses");
   }
+  // Kernels are loaded at their first launch otherwise, and that waits for work of other streams.
+  const OnDevice here(ordinal);
+  require(here.status());
+  cudaFuncAttributes attributes{};
+  require(HPKV_CUDA_CALL(cudaFuncGetAttributes, &attributes,
+                         reinterpret_cast<const void*>(&copy_pages)));
   return std::make_unique<CudaDevice>(ordinal);
 }
 

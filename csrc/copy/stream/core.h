@@ -32,7 +32,9 @@ struct StreamOptions {
   // The most that is registered of the pool in one call: large ones are reported to fail. 0 is for
   // a pool that is not registered.
   std::uint64_t registered_piece_bytes = std::uint64_t{1} << 30;
-  CopyPath spill_path = CopyPath::batch;
+  // By batches a spill's indices must be known on the host: those that only the device has are
+  // fetched first, behind the stream that chooses them.
+  CopyPath spill_path = CopyPath::kernel;
   CopyPath load_path = CopyPath::kernel;
 };
 

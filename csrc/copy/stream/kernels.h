@@ -9,7 +9,7 @@
 // what is there is read when the job runs, not when it is enqueued.
 //
 // Invariant: a page outside [0, page_count) is not touched, because nobody may have seen the
-// indices on the host. Threads: pure functions.
+// indices on the host; a gather by rows says so in their place. Threads: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -56,8 +56,11 @@ struct PageRegion {
 
 struct PageJob {
   const PageRegion* regions = nullptr;    // readable by the executing side, as are the next two
-  const std::int64_t* pages = nullptr;    // one per page of the job
+  const std::int64_t* pages = nullptr;    // one per page of the job, or an array that rows go into
   const std::uint64_t* blocks = nullptr;  // address of each page's block
+  // Which of `pages` each page of the job is; null: in order. A row becomes -1 where it is no page
+  // of the pool: then nothing was copied, and whoever waits for the job can see that.
+  std::int64_t* rows = nullptr;
   std::uint64_t region_count = 0;
   std::uint64_t count = 0;            // pages of the job
   std::uint64_t page_count = 0;       // of the device pool
@@ -118,10 +121,16 @@ HPKV_ON_DEVICE void copy_strip(const Strip& strip, Lane lane) {
 HPKV_ON_DEVICE void copy_unit(const PageJob& job, std::uint64_t unit, Lane lane) {
   const std::uint64_t entry = unit / job.region_count;
   const PageRegion& region = job.regions[unit - entry * job.region_count];
-  const std::int64_t first = job.pages[entry];
+  // Units of a page that is none see its row before or after it is marked, and return either way.
+  const std::int64_t row = job.rows != nullptr ? job.rows[entry] : static_cast<std::int64_t>(entry);
+  if (row < 0) return;
+  const std::int64_t first = job.pages[row];
   // As unsigned, a negative index is a very large one.
   const std::uint64_t page = static_cast<std::uint64_t>(first) / job.tokens_per_page;
-  if (first < 0 || page >= job.page_count) return;
+  if (first < 0 || page >= job.page_count) {
+    if (job.rows != nullptr) job.rows[entry] = -1;
+    return;
+  }
   std::byte* const on_device =
       reinterpret_cast<std::byte*>(region.base + page * region.page_stride);
   std::byte* const in_block = reinterpret_cast<std::byte*>(job.blocks[entry] + region.block_offset);

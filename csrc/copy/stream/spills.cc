@@ -1,6 +1,7 @@
 #include "copy/stream/spills.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -40,7 +41,10 @@ Spills::~Spills() {
 
 std::shared_ptr<StreamSpill> Spills::submit(SpillRequest request, const After& after) {
   const std::size_t count = request.keys.size();
-  if (request.resident.count != 0) request.pages.assign(count, -1);
+  if (request.resident.count != 0) {
+    request.pages.resize(count);
+    std::iota(request.pages.begin(), request.pages.end(), 0);  // rows, until they are fetched
+  }
   auto spill = std::make_shared<StreamSpill>(core_.device, core_.health, count);
   if (count == 0) return spill;
   const auto work =
@@ -95,7 +99,7 @@ void Spills::read_all() {
 
 bool Spills::open_gate(Work& work) {
   // Pages of a cancelled ticket are not asked for.
-  const bool known = work.resident.count == 0 || work.spill->ticket.cancelled() ||
+  const bool known = work.resident.count == 0 || by_rows(work) || work.spill->ticket.cancelled() ||
                      core_.spill_indices.read(work.gate.chooser, work.resident,
                                               core_.layout.page_count(), work.job.pages);
   if (known) return core_.to_host.pass(work.gate);
@@ -200,11 +204,12 @@ void Spills::flush(Batch& batch) {
     pages.push_back(page.work->job.pages[page.index]);
     slots.push_back(page.slot);
   }
-  const PageSlots all{pages, {}, slots, {}};
+  const Work& work = *batch.pages.front().work;
+  const PageSlots all{pages, by_rows(work) ? work.resident : DevicePages{}, slots, {}};
   fill_tables(core_, all);
   batch.enqueued = core_.health->check(enqueue_gather(core_, all));
   batch.event = core_.to_host.mark();
-  batch.pages.front().work->spill->enqueued(batch.pages.size(), batch.event);
+  work.spill->enqueued(batch.pages.size(), batch.event);
   to_land_.push(std::exchange(batch, Batch{}));
 }
 
@@ -212,17 +217,24 @@ void Spills::flush(Batch& batch) {
 
 void Spills::land_all() {
   static_cast<void>(core_.health->check(core_.device->enter_thread()));
-  while (std::optional<Batch> batch = to_land_.pop()) {
-    const bool passed = core_.to_host.await(batch->event);
-    const bool whole = passed && batch->enqueued && !core_.health->poisoned();
-    for (Page& page : batch->pages) {
-      page.whole = page.work->job.ticket->end_read() && whole;
-    }
-    batch->pages.front().work->spill->landed();
-    core_.events.give(batch->event);
-    for (Page& page : batch->pages) to_store_.push(std::move(page));
-  }
+  while (std::optional<Batch> batch = to_land_.pop()) land(*batch);
   to_store_.close();
+}
+
+void Spills::land(Batch& batch) {
+  const bool passed = core_.to_host.await(batch.event);
+  const bool whole = passed && batch.enqueued && !core_.health->poisoned();
+  std::vector<Slot> slots;
+  for (const Page& page : batch.pages) slots.push_back(page.slot);
+  Work& work = *batch.pages.front().work;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    Page& page = batch.pages[i];
+    page.outside = whole && by_rows(work) && !was_page(core_, slots, i);
+    page.whole = work.job.ticket->end_read() && whole && !page.outside;
+  }
+  work.spill->landed();
+  core_.events.give(batch.event);
+  for (Page& page : batch.pages) to_store_.push(std::move(page));
 }
 
 // ---- threads 3 and on ----
@@ -236,7 +248,10 @@ void Spills::store(Page& page) {
   if (!page.whole) {
     core_.pool->abandon(page.block);
     core_.spill_slots.give({&page.slot, 1});
-    add(core_.health->poisoned() ? core_.counters.dropped_off : core_.counters.dropped_cancelled,
+    Counters& counters = core_.counters;
+    add(page.outside               ? counters.dropped_outside
+        : core_.health->poisoned() ? counters.dropped_off
+                                   : counters.dropped_cancelled,
         1);
     settle(work, SpillOutcome::dropped);
     return;

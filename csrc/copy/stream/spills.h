@@ -1,8 +1,8 @@
 // Spills of a stream engine: device pages into slots, slots into the pool.
 //
 //   submit    caller      takes the gate to wait for; queues
-//   read      thread 1    fetches page indices that only the device has; reserves blocks, enqueues
-//                         copies of batches of pages behind the gate
+//   read      thread 1    reserves blocks, enqueues copies of batches of pages behind the gate; by
+//                         spans, it fetches page indices that only the device has before that
 //   land      thread 2    waits for the device: ends the reads of the batch
 //   store     threads 3+  copy each page into its block with its checksum in one pass, publish
 //
@@ -55,7 +55,7 @@ class Spills {
   struct Work {
     std::shared_ptr<StreamSpill> spill;
     cpu::SpillJob job;
-    DevicePages resident;  // the job's pages are these, once they are fetched
+    DevicePages resident;  // the job's pages are rows of it, or these once they are fetched
     Gate gate;
     std::atomic<bool> over{false};
 
@@ -73,7 +73,8 @@ class Spills {
     std::size_t index;
     BlockRef block;
     Slot slot;
-    bool whole = false;  // the slot holds the page's bytes
+    bool whole = false;    // the slot holds the page's bytes
+    bool outside = false;  // its index is that of no page
   };
   struct Batch {
     std::vector<Page> pages;  // of one ticket
@@ -83,6 +84,10 @@ class Spills {
 
   void read_all();
   void read(const WorkRef& work);
+  // The kernel reads the indices on the device: the host never knows them.
+  [[nodiscard]] bool by_rows(const Work& work) const {
+    return work.resident.count != 0 && core_.options.spill_path == CopyPath::kernel;
+  }
   // Whether the job's pages are known and its copies may be enqueued.
   [[nodiscard]] bool open_gate(Work& work);
   // Reserves a page and its slot and begins its read; false when it is settled already.
@@ -91,6 +96,7 @@ class Spills {
   void pass_over_busy(Work& work, std::size_t index);
   void flush(Batch& batch);
   void land_all();
+  void land(Batch& batch);
   void store_all();
   void store(Page& page);
   // Pages that are not read.

@@ -53,14 +53,17 @@ Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, cons
   for (std::size_t first = 0; first < batch.slots.size(); first += kTableRows) {
     const Slot head = batch.slots[first];
     const bool resident = batch.resident.count != 0;
-    const PageJob job{
-        .regions = core.regions.begin(layer),
-        .pages = resident ? batch.resident.first_slots + first : core.staging.table_pages(head),
-        .blocks = core.staging.table_blocks(head),
-        .region_count = core.regions.count(layer, end),
-        .count = std::min(kTableRows, batch.slots.size() - first),
-        .page_count = core.layout.page_count(),
-        .tokens_per_page = resident ? batch.resident.page_size : 1};
+    const bool by_rows = resident && !batch.pages.empty();
+    const std::int64_t* const in_order =
+        resident ? batch.resident.first_slots + first : core.staging.table_pages(head);
+    const PageJob job{.regions = core.regions.begin(layer),
+                      .pages = by_rows ? batch.resident.first_slots : in_order,
+                      .blocks = core.staging.table_blocks(head),
+                      .rows = by_rows ? core.staging.table_pages(head) : nullptr,
+                      .region_count = core.regions.count(layer, end),
+                      .count = std::min(kTableRows, batch.slots.size() - first),
+                      .page_count = core.layout.page_count(),
+                      .tokens_per_page = resident ? batch.resident.page_size : 1};
     if (job.region_count == 0) continue;
     if (Status status = run(job); !status.ok()) return status;
   }
@@ -86,8 +89,12 @@ void fill_tables(const Core& core, const PageSlots& batch) {
     const std::size_t row = i % kTableRows;
     core.staging.table_blocks(head)[row] = reinterpret_cast<std::uint64_t>(
         batch.blocks.empty() ? core.staging.page(batch.slots[i]) : batch.blocks[i]);
-    if (batch.resident.count == 0) core.staging.table_pages(head)[row] = batch.pages[i];
+    if (!batch.pages.empty()) core.staging.table_pages(head)[row] = batch.pages[i];
   }
+}
+
+bool was_page(const Core& core, std::span<const Slot> slots, std::size_t i) {
+  return core.staging.table_pages(slots[i / kTableRows * kTableRows])[i % kTableRows] >= 0;
 }
 
 Status enqueue_gather(const Core& core, const PageSlots& batch) {

@@ -11,8 +11,9 @@
 
 namespace hpkv::stream {
 
-// Pages and the slots that stand for them, one each. Of the page lists one is used: `resident` when
-// it has pages. The spans are the caller's and outlive the enqueued work's call, not the work.
+// Pages and the slots that stand for them, one each. The pages are `pages`; or `resident`, when it
+// has any; or, of a gather, those of `resident` whose rows are `pages`. The spans are the caller's
+// and outlive the enqueued work's call, not the work.
 struct PageSlots {
   std::span<const std::int64_t> pages;
   DevicePages resident;
@@ -29,6 +30,8 @@ void fill_tables(const Core& core, const PageSlots& batch);
 
 // Device pages to slots, all layers.
 Status enqueue_gather(const Core& core, const PageSlots& batch);
+// Whether page i of a gather by rows was one. Before the first slot of the batch is given back.
+[[nodiscard]] bool was_page(const Core& core, std::span<const Slot> slots, std::size_t i);
 // One layer of slots to device pages.
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch);
 // The same for slots that were filled through a source; by spans.
