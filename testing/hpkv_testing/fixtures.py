@@ -1,21 +1,25 @@
 """Pytest fixtures: checkpoints, and servers that tests share.
 
-A server takes ten to forty seconds to start, so `server_factory` hands the same one to every test
-that asks for an equal configuration, with an emptied device tree. A test that kills its server, or
-whose claim depends on a server's past, asks for a fresh one.
+A server takes six seconds to start, or forty by its command line (see nursery.py), so
+`server_factory` hands the same one to every test that asks for an equal configuration, with an
+emptied device tree. A test that kills its server, or whose claim depends on a server's past, asks
+for a fresh one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from hpkv_testing.models import TinyDeepseek, TinyLlama, checkpoint
+from hpkv_testing.nursery import Nursery
 from hpkv_testing.server import Server, ServerConfig, start_all
 
+NEW_PYTHON = "HPKV_TEST_NEW_PYTHON"  # set: no server of a test run is forked from a nursery
 SHARED_SERVERS_MAX = 3  # a server takes about 1 GB and a core; beyond that the oldest is killed
 
 
@@ -28,6 +32,7 @@ class ServerFactory:
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
+        self._nursery = Nursery(ServerConfig(model=Path()).environment())
         self._shared: dict[ServerConfig, Server] = {}
         self._fresh: list[Server] = []
         self._count = 0
@@ -67,11 +72,23 @@ class ServerFactory:
             server.kill()
         self._shared.clear()
         self._fresh.clear()
+        self._nursery.close()
 
     def _server(self, config: ServerConfig) -> Server:
         self._count += 1
         tag = hashlib.sha256(repr(config).encode()).hexdigest()[:8]
-        return Server(config, self._log_folder / f"server-{self._count}-{tag}.log")
+        return Server(
+            config,
+            self._log_folder / f"server-{self._count}-{tag}.log",
+            self._nursery if may_be_forked(config) else None,
+        )
+
+
+def may_be_forked(config: ServerConfig) -> bool:
+    """Whether it makes no difference that SGLang is imported before the server's settings."""
+    ours = all(not name.startswith("SGLANG_") for name, _ in config.env)
+    wanted = config.new_python or bool(os.environ.get(NEW_PYTHON))
+    return ours and config.launcher == "module" and not wanted
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """One real SGLang server on the CPU, as a context manager.
 
-A `Server` owns a guard process (see guard.py), which owns the server's process group; whatever
-happens to this process, none of the server's outlives it. Not thread-safe as an object, except for
-the calls it takes from `Client`. This module imports no sglang: the server process does.
+A `Server` owns a guard process (see guard.py and guarded.py), which owns the server's process
+group; whatever happens to this process, none of the server's outlives it. Not thread-safe as an
+object, except for the calls it takes from `Client`. This module imports no sglang: the server
+process does.
 
     new -> start() -> starting -> wait_ready() -> ready -> stop() or kill() -> gone
 """
@@ -14,7 +15,6 @@ import http.client
 import logging
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpkv_testing import guard, platform
+from hpkv_testing import guarded, platform
 from hpkv_testing.client import Answer, Ask, Client
+from hpkv_testing.guarded import Guarded
 from hpkv_testing.logs import excerpt, last_line
+from hpkv_testing.nursery import Nursery
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +50,15 @@ class ServerConfig:
     `flags` come after ours, so they win. `env` is added to an environment without any inherited
     SGLANG_* or HPKV_* name. `page_size=None` leaves the choice to SGLang (or to the plugin).
     An idle scheduler spins unless `idle_sleep`, which takes a core from all the others.
-    `threads` is per rank; None shares the cores among the ranks.
+    `threads` is per rank; None shares the cores among the ranks. `new_python` is for claims about
+    the start itself: never from a nursery.
     """
 
     model: Path
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     launcher: Literal["module", "serve"] = "module"
+    new_python: bool = False
     tp_size: int = 1
     max_total_tokens: int = 2048
     page_size: int | None = 16
@@ -122,14 +126,16 @@ class ServerConfig:
 class Server:
     """A server of this configuration; `with Server(config) as server` waits until it is ready.
 
-    `log_path` defaults to a new file in the temporary folder, kept for reading after a failure.
+    `log_path` defaults to a new file in the temporary folder, kept for reading after a failure. The
+    server starts by its command line, or sooner from a `nursery`.
     """
 
     config: ServerConfig
     log_path: Path | None = None
+    nursery: Nursery | None = None
     port: int = field(init=False, default=0)
     pid: int = field(init=False, default=0)
-    _guard: subprocess.Popen[bytes] | None = field(init=False, default=None, repr=False)
+    _guard: Guarded | None = field(init=False, default=None, repr=False)
 
     def __enter__(self) -> Server:
         self.start()
@@ -148,21 +154,13 @@ class Server:
             os.close(descriptor)
             self.log_path = Path(name)
         self.port = free_port()
-        command = [sys.executable, "-I", "-S", guard.__file__, *self.config.command(self.port)]
+        launch = guarded.launch if self.nursery is None else self.nursery.launch
         with self.log_path.open("ab") as log:
-            self._guard = subprocess.Popen(
-                command,
-                bufsize=0,  # an order is written at once or not at all
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self.config.environment(),
-                start_new_session=True,
+            self._guard = launch(
+                self.config.command(self.port), self.config.environment(), log.fileno()
             )
         _live.add(self)
-        assert self._guard.stdout is not None
-        with self._guard.stdout as first_line:
-            self.pid = int(first_line.readline() or 0)
+        self.pid = self._guard.pid
         if not self.pid:
             raise ServerStartError(f"the guard did not start: {excerpt(self.log_text())}")
 
@@ -173,7 +171,7 @@ class Server:
         while not self._healthy():
             now = time.monotonic()
             if not self.alive:
-                self._fail(f"ended with status {self._guard and self._guard.poll()}")
+                self._fail(f"ended with status {self._guard and self._guard.exit_code}")
             if now - start > self.config.start_timeout_s:
                 self._fail(f"was not ready after {self.config.start_timeout_s:.0f} s")
             if now > next_report:
@@ -184,7 +182,7 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether any process of the server may still run."""
-        return self._guard is not None and self._guard.poll() is None
+        return self._guard is not None and not self._guard.wait(0)
 
     @property
     def client(self) -> Client:
@@ -221,8 +219,8 @@ class Server:
         if not self._wait(timeout_s):
             logger.warning("port %d: killed, it ignored SIGTERM for %.0f s", self.port, timeout_s)
             self.kill()
-        assert self._guard is not None
-        return self._guard.returncode
+        assert self._guard is not None and self._guard.exit_code is not None
+        return self._guard.exit_code
 
     def processes(self) -> dict[int, str]:
         """Pid and command line of each living process in the server's session."""
@@ -264,22 +262,12 @@ class Server:
         )
 
     def _order(self, order: bytes) -> None:
-        if self._guard is None or self._guard.stdin is None:
-            return
-        try:
-            self._guard.stdin.write(order)
-        except (BrokenPipeError, ValueError):
-            return  # the guard is gone, or was already waited for, and with it the server
+        if self._guard is not None:
+            self._guard.order(order)
 
     def _wait(self, timeout_s: float | None) -> bool:
-        if self._guard is None:
-            return True
-        try:
-            self._guard.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        if self._guard is not None and not self._guard.wait(timeout_s):
             return False
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
         _live.discard(self)
         return True
 

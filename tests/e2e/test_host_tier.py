@@ -51,7 +51,11 @@ def server(
     name, ranks = request.param
     model = {"llama": llama_checkpoint, "deepseek": deepseek_checkpoint}[name]
     chunked = ("--chunked-prefill-size", "256", "--hpkv-cross-tp", "off")
-    return server_factory(tiered(model, pool, *chunked, env=STRICT, tp_size=ranks))
+    # Ranks that are really spawned, as in production; most other servers are forked.
+    spawned = ranks > 1
+    return server_factory(
+        tiered(model, pool, *chunked, env=STRICT, tp_size=ranks, new_python=spawned)
+    )
 
 
 def test_an_evicted_prefix_is_loaded_back_with_the_same_answer(server: Server) -> None:

@@ -41,7 +41,13 @@ def test_flags_through_both_launchers(
     """The page size is left to the plugin here: 64."""
     flags = ("--enable-hpkv", "--hpkv-mem-pool-size", "32m", "--hpkv-share-mem-path", str(pool))
     (server,) = server_factory.fresh(
-        ServerConfig(model=llama_checkpoint, flags=flags, launcher=launcher, page_size=None)  # type: ignore[arg-type]
+        ServerConfig(
+            model=llama_checkpoint,
+            flags=flags,
+            launcher=launcher,  # type: ignore[arg-type]
+            page_size=None,
+            new_python=True,
+        )
     )
     assert_comes_back_from_the_pool(server, page=64)
     assert "hpkv: page size 64" in server.log_text()
@@ -55,7 +61,7 @@ def test_flags_from_a_config_file(
     path = tmp_path / "server.yaml"
     path.write_text(f"enable-hpkv: true\nhpkv-mem-pool-size: 32m\nhpkv-share-mem-path: {pool}\n")
     (server,) = server_factory.fresh(
-        ServerConfig(model=llama_checkpoint, flags=("--config", str(path)))
+        ServerConfig(model=llama_checkpoint, flags=("--config", str(path)), new_python=True)
     )
     assert_comes_back_from_the_pool(server)
     server.kill()
@@ -147,7 +153,11 @@ def test_a_server_without_the_switch_has_no_tier_and_makes_no_pool(
     server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
 ) -> None:
     server = server_factory(
-        ServerConfig(model=llama_checkpoint, env=(("HPKV_SHARE_MEM_FILE_PATH", str(pool)),))
+        ServerConfig(
+            model=llama_checkpoint,
+            env=(("HPKV_SHARE_MEM_FILE_PATH", str(pool)),),
+            new_python=True,
+        )
     )
     (tokens,) = prompts(1, 300)
     server.generate(ask(tokens))

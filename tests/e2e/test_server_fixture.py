@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,22 @@ def test_an_equal_configuration_gets_the_same_server_with_an_empty_tree(
     server.generate(input_ids=PROMPT)
     assert server_factory(server.config) is server
     assert server.generate(input_ids=PROMPT).cached_tokens == 0
+
+
+def test_a_server_by_its_command_line_gives_the_answers_of_a_forked_one(
+    servers: dict[str, Server], server_factory: ServerFactory
+) -> None:
+    forked = servers["llama"]
+    other = server_factory(replace(forked.config, new_python=True))
+    assert "hpkv_testing.nursery" in forked.processes()[forked.pid]
+    assert "sglang.launch_server" in other.processes()[other.pid]
+    answers = [
+        server.generate(input_ids=PROMPT, max_new_tokens=8, return_logprob=True)
+        for server in (forked, other)
+    ]
+    assert answers[0].output_ids == answers[1].output_ids
+    assert answers[0].logprobs == answers[1].logprobs
+    assert len(forked.processes()) == len(other.processes()) + 1  # the spawner
 
 
 def test_a_server_that_can_not_start_says_why(tmp_path: Path) -> None:
