@@ -16,40 +16,25 @@ Threading: the main thread of each process, before it serves.
 
 from __future__ import annotations
 
-import enum
-import importlib.util
 import logging
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hpkv_sglang import config
 from hpkv_sglang.config import Settings
 from hpkv_sglang.errors import HookError, HpkvError
-from hpkv_sglang.hooks import Hook, HookType, Patcher, Registry, register_all, verify
+from hpkv_sglang.hooks import Hook, HookType, register_all, verify
+from hpkv_sglang.radix.hooked import SCHEDULER_MODULE, has_registry, hook_registry, registered
 
-__all__ = ["hook_registry", "register", "verify_hooks"]
+__all__ = ["register"]
 
 logger = logging.getLogger(__name__)
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
-_SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
-_PATCHER = Patcher()  # for forks without SGLang's registry; empty otherwise
-_LAUNCHER_HOOKS = 3
 _GIVEN = "_hpkv_flags"  # on ServerArgs: flags from the command line; SGLang pickles it along
-
-
-@dataclass
-class _Registered:
-    """What this process has hooked; `done` makes a second `register` a no-op."""
-
-    done: bool = False
-    targets: list[str] = field(default_factory=list)
-
-
-_registered = _Registered()
 
 
 def register() -> None:
@@ -58,9 +43,9 @@ def register() -> None:
     Raises SystemExit when the environment turns the plugin on and hooking fails: SGLang's loader
     swallows ordinary exceptions, and the server would start without the tier it was asked for.
     """
-    if _registered.done:
+    if registered.done:
         return
-    _registered.done = True
+    registered.done = True
     wanted = True
     try:
         wanted = config.switched_on()
@@ -78,54 +63,24 @@ def _register(wanted: bool) -> None:
         Hook(_SERVER_ARGS + "from_cli_args", _keep_flags),
         Hook(_SERVER_ARGS + "check_server_args", _check_resolved),
     )
-    _registered.targets += register_all(registry, hook_types, hooks)
+    registered.targets += register_all(registry, hook_types, hooks)
     _register_resolution_hooks()
     # A scheduler process has imported the scheduler before it loads plugins. Launcher, tokenizer
     # and detokenizer have not, and hooking the tree there would import it for nothing.
-    if wanted and _SCHEDULER_MODULE in sys.modules:
+    if wanted and SCHEDULER_MODULE in sys.modules:
         from hpkv_sglang.radix.install import install
 
         def add(target: str, function: Callable[..., Any], kind: HookType) -> None:
             register_all(registry, hook_types, [Hook(target, function, kind)])
 
-        _registered.targets += install(add)
+        registered.targets += install(add)
     if _nobody_will_apply():
         registry.apply_hooks()
 
 
-def hook_registry() -> tuple[Registry, type[enum.Enum]]:
-    """(registry, its HookType): SGLang's, or our patcher in a fork that has none."""
-    if not _has_module("sglang.srt.plugins.hook_registry"):
-        return _PATCHER, HookType
-    from sglang.srt.plugins import hook_registry as sglang_hooks
-
-    return sglang_hooks.HookRegistry, sglang_hooks.HookType
-
-
-def verify_hooks() -> None:
-    """Raise HookError unless every hook of this process took. Called when the tree is built."""
-    registry, _ = hook_registry()
-    if _SCHEDULER_MODULE in sys.modules and len(_registered.targets) <= _LAUNCHER_HOOKS:
-        raise HookError.build(
-            "checking the hooks into SGLang",
-            "scheduler process",
-            _registered.targets,
-            "The plugin was registered before it was switched on: set SGLANG_ENABLE_HPKV=1 in the "
-            "environment of the launcher.",
-        )
-    verify(registry, _registered.targets)
-
-
-def _has_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):  # a parent is missing, or was blocked on purpose
-        return False
-
-
 def _nobody_will_apply() -> bool:
     """True when SGLang's loader is absent, or has already run: `register` was called by hand."""
-    if not _has_module("sglang.srt.plugins.hook_registry"):
+    if not has_registry():
         return True
     from sglang.srt import plugins
     from sglang.srt.plugins import hook_registry as sglang_hooks
@@ -140,7 +95,7 @@ def _nobody_will_apply() -> bool:
 def _add_flags(result: Any, parser: Any) -> Any:
     """AFTER ServerArgs.add_cli_args: all hooks are applied by now, so this is where to check."""
     registry, _ = hook_registry()
-    verify(registry, _registered.targets)
+    verify(registry, registered.targets)
     config.add_flags(parser)
     return result
 

@@ -1,6 +1,7 @@
 """SGLang's radix tree, extended with the tiers. Only here and in `plugin` is sglang imported.
 
 install    which functions of SGLang are hooked, and why
+hooked     what this process has hooked, and whether all of it took
 cache      the tree: eviction spills, waiting requests are skipped, failed loads recomputed
 wrapper    what the tree asks of the tiers, for one request at a time
 linker     what the tiers are made of on this rank: pool, layout, engine, namespace

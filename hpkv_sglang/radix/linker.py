@@ -22,10 +22,10 @@ from hpkv_sglang.copy.engines import Copier, copier_for
 from hpkv_sglang.copy.interface import Engine, VerifyTicket
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.layout.detect import detect_layout
-from hpkv_sglang.plugin import verify_hooks
 from hpkv_sglang.pool import open_pool
 from hpkv_sglang.pool.storage import Storage
 from hpkv_sglang.radix.fence import SpillFence
+from hpkv_sglang.radix.hooked import verify_hooks
 from hpkv_sglang.radix.identity import RankIdentity, view_of
 from hpkv_sglang.radix.loads import LayerLoads, QueuedLoad
 from hpkv_sglang.radix.lookup import PageLookup, Tail, fastest_hasher
