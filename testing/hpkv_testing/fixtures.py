@@ -34,7 +34,7 @@ class ServerFactory:
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
-        self._nursery = Nursery(ServerConfig(model=Path()).environment())
+        self._nurseries: dict[tuple[int, int | None], Nursery] = {}
         self._shared: dict[ServerConfig, Server] = {}
         self._fresh: list[Server] = []
         self._count = 0
@@ -74,7 +74,9 @@ class ServerFactory:
             server.kill()
         self._shared.clear()
         self._fresh.clear()
-        self._nursery.close()
+        for nursery in self._nurseries.values():
+            nursery.close()
+        self._nurseries.clear()
 
     def _server(self, config: ServerConfig) -> Server:
         self._count += 1
@@ -82,8 +84,16 @@ class ServerFactory:
         return Server(
             config,
             self._log_folder / f"server-{self._count}-{tag}.log",
-            self._nursery if may_be_forked(config) else None,
+            self._nursery(config) if may_be_forked(config) else None,
         )
+
+    def _nursery(self, config: ServerConfig) -> Nursery:
+        """The one in which SGLang was imported with as many threads as this server's ranks have."""
+        threads = (config.tp_size, config.threads)
+        if threads not in self._nurseries:
+            plain = ServerConfig(model=Path(), tp_size=config.tp_size, threads=config.threads)
+            self._nurseries[threads] = Nursery(plain.environment())
+        return self._nurseries[threads]
 
 
 def may_be_forked(config: ServerConfig) -> bool:

@@ -47,7 +47,8 @@ _MESSAGE_BYTES = 1 << 17
 class Nursery:
     """The owner's end. It starts with the first server; `close` (or our end) ends it.
 
-    SGLang is imported in `environment`; each server then gets its own.
+    SGLang is imported in `environment`; each server then gets its own. `OMP_NUM_THREADS` must be the
+    same in all of them: OpenMP has read it by then.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -97,6 +98,9 @@ def main(descriptor: int) -> None:
         importlib.import_module(module)
     setproctitle.getproctitle()  # it looks for the title's place while the environment is in place
     _let_spawned_processes_be_forked()
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        raise RuntimeError(f"a process of {len(threads)} threads is not safe to fork")
     gc.collect()
     gc.freeze()  # so that no collection of a child's copies these pages
     with socket.socket(fileno=descriptor) as requests:
@@ -128,10 +132,7 @@ def _reap() -> None:
 
 
 def _become_server(module: str, arguments: list[str], environment: dict[str, str]) -> None:
-    import torch
-
     _take_environment(environment)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     _fork_spawner()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
