@@ -30,6 +30,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker, spawn
+from pathlib import Path
 from typing import Any
 
 from hpkv_testing import guard
@@ -47,8 +48,8 @@ _MESSAGE_BYTES = 1 << 17
 class Nursery:
     """The owner's end. It starts with the first server; `close` (or our end) ends it.
 
-    SGLang is imported in `environment`; each server then gets its own. `OMP_NUM_THREADS` must be the
-    same in all of them: OpenMP has read it by then.
+    SGLang is imported in `environment`; each server then gets its own. `OMP_NUM_THREADS` must be
+    the same in all of them: OpenMP has read it by then.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -98,7 +99,7 @@ def main(descriptor: int) -> None:
         importlib.import_module(module)
     setproctitle.getproctitle()  # it looks for the title's place while the environment is in place
     _let_spawned_processes_be_forked()
-    threads = os.listdir("/proc/self/task")
+    threads = list(Path("/proc/self/task").iterdir())
     if len(threads) > 1:
         raise RuntimeError(f"a process of {len(threads)} threads is not safe to fork")
     gc.collect()
