@@ -22,20 +22,31 @@ void poison(std::byte* at, std::uint64_t bytes) {
   std::memset(at, static_cast<int>(AsyncDevice::kPoison), bytes);
 }
 
-// Everything that the job will write.
-void poison_targets(const PageJob& job) {
+template <typename Address>
+void poison_region(const PageRegion& region, Address&& address) {
+  for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
+    poison(reinterpret_cast<std::byte*>(address(piece)), region.piece_bytes);
+  }
+}
+
+// What a gather will write. Which pages it reads is known only when it runs.
+void poison_blocks(const PageJob& job) {
   for (std::uint64_t unit = 0; unit < job.count * job.region_count; ++unit) {
-    const std::uint64_t entry = unit / job.region_count;
     const PageRegion& region = job.regions[unit % job.region_count];
-    const std::int64_t first = job.pages[entry];
+    const std::uint64_t block = job.blocks[unit / job.region_count] + region.block_offset;
+    poison_region(region, [&](std::uint64_t piece) { return block + piece * region.block_step; });
+  }
+}
+
+// What a scatter is about to write.
+void poison_pages(const PageJob& job) {
+  for (std::uint64_t unit = 0; unit < job.count * job.region_count; ++unit) {
+    const PageRegion& region = job.regions[unit % job.region_count];
+    const std::int64_t first = job.pages[unit / job.region_count];
     const std::uint64_t page = static_cast<std::uint64_t>(first) / job.tokens_per_page;
     if (first < 0 || page >= job.page_count) continue;
-    for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
-      const std::uint64_t at =
-          job.to_block ? job.blocks[entry] + region.block_offset + piece * region.block_step
-                       : region.base + page * region.page_stride + piece * region.piece_stride;
-      poison(reinterpret_cast<std::byte*>(at), region.piece_bytes);
-    }
+    const std::uint64_t base = region.base + page * region.page_stride;
+    poison_region(region, [&](std::uint64_t piece) { return base + piece * region.piece_stride; });
   }
 }
 
@@ -304,9 +315,9 @@ Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
                      (one.piece_count - 1) * one.block_step + one.piece_bytes);
     }
   }
-  if (job.to_block) poison_targets(job);
+  if (job.to_block) poison_blocks(job);
   enqueue(stream, [this, job] {
-    if (!job.to_block) poison_targets(job);
+    if (!job.to_block) poison_pages(job);
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
     stream::run_on_host(job);
   });
