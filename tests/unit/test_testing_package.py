@@ -5,12 +5,14 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpkv_testing import logs, platform
 from hpkv_testing.checkpoints import made_once
 from hpkv_testing.client import Ask
+from hpkv_testing.fixtures import NEW_PYTHON, may_be_forked
 from hpkv_testing.models import TinyDeepseek, TinyLlama, build
 from hpkv_testing.server import ServerConfig
 
@@ -99,6 +101,27 @@ def test_inherited_settings_do_not_reach_a_server(monkeypatch: pytest.MonkeyPatc
     assert environment["SGLANG_PLATFORM"] == "hpkv_cpu"
     assert environment["HPKV_VERIFY"] == "always"
     assert not {"SGLANG_ENABLE_HPKV", "HPKV_KV_MEM_POOL_SIZE"} & set(environment)
+
+
+@pytest.mark.parametrize(
+    ("fields", "forked"),
+    [
+        ({}, True),
+        ({"env": (("HPKV_VERIFY", "always"),)}, True),
+        ({"env": (("SGLANG_CHECK_KV_PAGE_INVARIANTS", "1"),)}, True),
+        ({"env": (("SGLANG_TEST_RETRACT", "1"),)}, False),  # read while SGLang is imported
+        ({"launcher": "serve"}, False),
+        ({"new_python": True}, False),
+    ],
+)
+def test_a_server_is_forked_where_that_makes_no_difference(
+    fields: dict[str, Any], forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig(model=MODEL, **fields)
+    monkeypatch.delenv(NEW_PYTHON, raising=False)
+    assert may_be_forked(config) is forked
+    monkeypatch.setenv(NEW_PYTHON, "1")
+    assert not may_be_forked(config)
 
 
 def test_each_rank_is_given_a_core() -> None:
