@@ -15,7 +15,7 @@ from hpkv_sglang.errors import HookError
 from hpkv_sglang.hooks import HookType, Patcher, Registry, verify
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
-LAUNCHER_HOOKS = 3
+_LAUNCHER_HOOKS = 3
 _PATCHER = Patcher()  # for forks without SGLang's registry; empty otherwise
 
 
@@ -50,7 +50,7 @@ def has_registry() -> bool:
 def verify_hooks() -> None:
     """Raise HookError unless every hook of this process took. Called when the tree is built."""
     registry, _ = hook_registry()
-    if SCHEDULER_MODULE in sys.modules and len(registered.targets) <= LAUNCHER_HOOKS:
+    if SCHEDULER_MODULE in sys.modules and len(registered.targets) <= _LAUNCHER_HOOKS:
         raise HookError.build(
             "checking the hooks into SGLang",
             "scheduler process",
