@@ -250,3 +250,10 @@ def test_shortened_descriptions_differ_where_the_texts_did() -> None:
     assert names[0].words()["model"].endswith("/llama")
     plain = IDENTITY.namespace().words()
     assert plain["numerics"] == IDENTITY.numerics and plain["model"] == "llama"
+
+
+def test_texts_for_people_give_way_first() -> None:
+    identity = dataclasses.replace(IDENTITY, model="/models" * 200, overrides="x" * 60)
+    words = identity.namespace().words()
+    assert words["overrides"] == identity.overrides
+    assert words["model"].startswith("...") and identity.model.endswith(words["model"][3:])

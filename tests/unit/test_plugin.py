@@ -358,3 +358,11 @@ def test_a_scheduler_process_without_the_switch_hooks_nothing_of_the_tree(
 ) -> None:
     program = SCHEDULER.replace("hooked.verify_hooks()", "")
     assert "RESULT False 3" in warm.run(program, SGLANG_PLUGINS="hpkv").stdout
+
+
+@pytest.mark.slow
+def test_a_plugin_that_came_before_the_switch_is_a_start_up_error(warm: FreshProcesses) -> None:
+    """Every hook it has is in place, and the ones on the tree are not among them."""
+    done = warm.run(SCHEDULER, SGLANG_PLUGINS="hpkv")
+    assert done.returncode != 0
+    assert "registered before it was switched on" in done.stderr

@@ -16,8 +16,9 @@ pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
 from hpkv_sglang._core import KeyScope
 from hpkv_sglang.radix.fence import SpillFence
 from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
-from hpkv_sglang.radix.lookup import PageLookup, fastest_hasher, hash_pages
+from hpkv_sglang.radix.lookup import PageLookup, Tail, fastest_hasher, hash_pages
 from hpkv_sglang.radix.runs import Part, Run
+from hpkv_sglang.radix.sources import Source
 from hpkv_sglang.radix.waiting import WaitingRequests
 from hpkv_sglang.radix.worth import SAMPLES_MIN, LoadEconomy
 
@@ -367,3 +368,16 @@ def test_a_new_namespace_gives_new_keys() -> None:
     first = bytes(lookup.pages(req, key, KeyScope(b"\1" * 32)).keys)
     second = bytes(lookup.pages(req, key, KeyScope(b"\2" * 32)).keys)
     assert first != second
+
+
+def test_a_tail_has_the_keys_of_its_pages_elsewhere_too() -> None:
+    """Two blocks there are one page here; what was known before the request grew is made anew."""
+    here, there = KeyScope(b"\0" * 32), (KeyScope(b"\1" * 32), KeyScope(b"\2" * 32))
+    source = Source(namespace_id=b"n" * 32, scopes=there)
+    lookup, req, tokens = PageLookup(PAGE, hash_pages), SimpleNamespace(), list(range(6 * PAGE))
+    for count in (4, 6):
+        pages = lookup.pages(req, Key(tokens[: count * PAGE]), here)
+        tail = Tail(pages, 1, count)
+        assert bytes(tail.keys(source, 2)) == bytes(source.keys(pages.hashes[3:count]))
+        assert bytes(tail.first_keys(source, 2)) == bytes(source.keys(pages.hashes[3:4]))
+        assert bytes(tail.own_keys(2)) == bytes.fromhex("".join(pages.hashes[3:count]))
