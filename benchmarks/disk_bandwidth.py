@@ -1,7 +1,7 @@
 """How fast do blocks go to disk and come back, against the disk itself?
 
 Blocks of 1 to 8 MiB are demoted from the pool and promoted back; fio does the same amount of I/O in
-between, in turns: same block size, as many threads (one request each), O_DIRECT where the store
+turns with it: same block size, as many threads (one request each), O_DIRECT where the store
 uses it, its buffer in shared memory as the pool is, into files fallocated and not yet written,
 synced at the end. Reads are of files that were just written, by both.
 
@@ -19,6 +19,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +31,8 @@ from hpkv_sglang._core import KeyBatch, Pool, Store
 MIB = 1 << 20
 READ_THREADS = 2
 WRITE_THREADS = 1
+READS = 2
+"""Pairs of reads a round: a shared disk's rate wanders more than what is looked for here."""
 
 
 def fio(mode: str, jobs: int, folder: Path, block_bytes: int, total: int, *, direct: bool) -> float:
@@ -48,71 +52,107 @@ def fio(mode: str, jobs: int, folder: Path, block_bytes: int, total: int, *, dir
     return float(job["io_bytes"] / MIB / seconds)
 
 
-def hpkv(folder: Path, block_bytes: int, total: int) -> tuple[float, float, bool]:
-    """(demoted, promoted) MiB/s, and whether I/O was direct."""
-    count = total // block_bytes
-    with TemporaryDirectory(dir="/dev/shm", prefix="hpkv-bench-") as memory:
-        pool = Pool.open(memory, pool_bytes=2 * total + 256 * MIB)
-        index = pool.add_namespace(b"\1" * 32, b"", block_bytes)
+class Ours:
+    """A pool full of blocks and a fresh store, for one round."""
+
+    def __init__(self, memory: str, folder: Path, block_bytes: int, total: int) -> None:
+        count = total // block_bytes
+        self._mib = total / MIB
+        self._pool = Pool.open(memory, pool_bytes=2 * total + 256 * MIB)
+        self._index = self._pool.add_namespace(b"\1" * 32, b"", block_bytes)
         keys = [os.urandom(32) for _ in range(count)]
         payload = os.urandom(block_bytes)
         for key in keys:
-            assert pool.put(index, key, payload) == "stored"
-        batch = KeyBatch.from_bytes(b"".join(keys))
-        store = Store.open(
-            pool, str(folder), storage_bytes=4 * total, block_bytes=block_bytes, background=False
+            assert self._pool.put(self._index, key, payload) == "stored"
+        self._batch = KeyBatch.from_bytes(b"".join(keys))
+        self._store = Store.open(
+            self._pool,
+            str(folder),
+            storage_bytes=4 * total,
+            block_bytes=block_bytes,
+            background=False,
         )
+        self.direct = self._store.direct_io
+
+    def demote(self) -> float:
+        """MiB/s of every block to the disk, synced; once."""
         begin = time.perf_counter()
-        assert store.demote(index, batch) == count
-        store.sync()
-        demoted = total / MIB / (time.perf_counter() - begin)
-        pool.clear()
-        begin = time.perf_counter()
+        assert self._store.demote(self._index, self._batch) == len(self._batch)
+        self._store.sync()
+        return self._mib / (time.perf_counter() - begin)
+
+    def promote(self) -> float:
+        """MiB/s of every block back into an emptied pool."""
+        self._pool.clear()
         # A request is read by one thread: as many requests as fio has jobs.
-        half = count // READ_THREADS
-        tickets = [store.promote(index, batch[i : i + half]) for i in range(0, count, half)]
+        share = len(self._batch) // READ_THREADS
+        begin = time.perf_counter()
+        tickets = [
+            self._store.promote(self._index, self._batch[at : at + share])
+            for at in range(0, len(self._batch), share)
+        ]
         assert all(ticket.wait(60) for ticket in tickets)
-        promoted = total / MIB / (time.perf_counter() - begin)
-        assert sum(ticket.from_disk for ticket in tickets) == count
+        rate = self._mib / (time.perf_counter() - begin)
+        assert sum(ticket.from_disk for ticket in tickets) == len(self._batch)
         for ticket in tickets:
             ticket.release()
-        direct = store.direct_io
-        store.close(5.0)
-        pool.close()
-    return demoted, promoted, direct
+        return rate
+
+    def close(self) -> None:
+        self._store.close(5.0)
+        self._pool.close()
+
+
+class Pairs:
+    """Rates of ours and of fio, measured one after the other, first one first, then the other."""
+
+    def __init__(self) -> None:
+        self.ours: list[float] = []
+        self.fio: list[float] = []
+
+    def add(self, ours: Callable[[], float], fio: Callable[[], float]) -> None:
+        if len(self.ours) % 2:
+            self.fio.append(fio())
+            self.ours.append(ours())
+        else:
+            self.ours.append(ours())
+            self.fio.append(fio())
+
+    def report(self, report: Report, size: str, name: str, yardstick: str) -> None:
+        report.add(f"{size}: {yardstick}", Spread.of(self.fio), "MiB/s")
+        report.add(f"{size}: {name}", Spread.of(self.ours), "MiB/s")
+        ratios = [ours / fio for ours, fio in zip(self.ours, self.fio, strict=True)]
+        report.add(f"{size}: {name} / fio", Spread.of(ratios), "ratio", aim=">= 0.9")
 
 
 def measure(report: Report, folder: Path, block_bytes: int, total: int, rounds: int) -> None:
-    ratios: dict[str, list[float]] = {"demote": [], "promote": []}
-    rates: dict[str, list[float]] = {
-        name: [] for name in ("fio write", "demote", "fio read", "promote")
-    }
+    writes, reads = Pairs(), Pairs()
     for number in range(rounds):
-        mine = folder / f"store-{number}"
-        demoted, promoted, direct = hpkv(mine, block_bytes, total)
-        shutil.rmtree(mine)
         theirs = folder / f"fio-{number}"
         theirs.mkdir()
-        written = fio("write", WRITE_THREADS, theirs, block_bytes, total, direct=direct)
-        fio("write", READ_THREADS, theirs, block_bytes, total, direct=direct)  # to be read
-        read = fio("read", READ_THREADS, theirs, block_bytes, total, direct=direct)
+        mine = folder / f"store-{number}"
+        with TemporaryDirectory(dir="/dev/shm", prefix="hpkv-bench-") as memory:
+            ours = Ours(memory, mine, block_bytes, total)
+            run = partial(
+                fio, folder=theirs, block_bytes=block_bytes, total=total, direct=ours.direct
+            )
+            writes.add(ours.demote, partial(run, "write", WRITE_THREADS))
+            run("write", READ_THREADS)  # to be read
+            for _ in range(READS):
+                reads.add(ours.promote, partial(run, "read", READ_THREADS))
+            ours.close()
+        shutil.rmtree(mine)
         shutil.rmtree(theirs)
-        for name, value in zip(rates, (written, demoted, read, promoted), strict=True):
-            rates[name].append(value)
-        ratios["demote"].append(demoted / written)
-        ratios["promote"].append(promoted / read)
     size = f"{block_bytes // MIB} MiB"
-    for name, values in rates.items():
-        report.add(f"{size}: {name}", Spread.of(values), "MiB/s")
-    for name, values in ratios.items():
-        report.add(f"{size}: {name} / fio", Spread.of(values), "ratio", aim=">= 0.9")
+    writes.report(report, size, "demote", "fio write")
+    reads.report(report, size, "promote", "fio read")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--directory", type=Path, default=None)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--mib", type=int, default=256, help="moved in each direction each round")
     arguments = parser.parse_args()
     if shutil.which("fio") is None:
