@@ -23,8 +23,9 @@ using stream::StreamHandle;
 namespace {
 
 // The kernel is for small pieces and device-resident indices, beside a forward pass that wants the
-// SMs: a few blocks saturate a PCIe link (a block of 256 threads keeps 4 KiB of 16-byte accesses in
-// flight; at 1.5 us latency 16 blocks are some 40 GB/s), more would only be taken from the forward.
+// SMs: a few blocks saturate a PCIe link (a block of 256 threads keeps 16 KiB in flight, four
+// accesses of 16 bytes each; at 3 us latency 16 blocks are some 85 GB/s), more would only be taken
+// from the forward.
 constexpr unsigned kBlocksMax = 16;
 constexpr unsigned kThreads = 256;
 

@@ -79,11 +79,22 @@ struct alignas(16) Word16 {
 };
 
 template <typename Word>
-HPKV_ON_DEVICE void move_word(std::byte* target, const std::byte* source) {
+HPKV_ON_DEVICE Word load_word(const std::byte* source) {
 #ifdef __CUDA_ARCH__
-  *reinterpret_cast<Word*>(target) = *reinterpret_cast<const Word*>(source);
+  return *reinterpret_cast<const Word*>(source);
 #else
-  std::memcpy(target, source, sizeof(Word));
+  Word word;
+  std::memcpy(&word, source, sizeof(Word));
+  return word;
+#endif
+}
+
+template <typename Word>
+HPKV_ON_DEVICE void store_word(std::byte* target, Word word) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<Word*>(target) = word;
+#else
+  std::memcpy(target, &word, sizeof(Word));
 #endif
 }
 
@@ -97,15 +108,41 @@ struct Strip {
   std::uint64_t piece_bytes;
 };
 
+// A word of a strip: which piece, and how many bytes into it.
+struct Spot {
+  std::uint64_t piece;
+  std::uint64_t at;
+};
+
+template <typename Word>
+HPKV_ON_DEVICE Spot spot_of(const Strip& strip, std::uint64_t words, std::uint64_t i) {
+  // Most strips are one piece, and a division is dear on a GPU.
+  const std::uint64_t piece = strip.piece_count == 1 ? 0 : i / words;
+  return {piece, (i - piece * words) * sizeof(Word)};
+}
+
+// Words that a lane has under way: a read over the link takes microseconds, and a store might, for
+// all the compiler knows, change what the next load is for.
+constexpr std::uint64_t kUnderWay = 4;
+
 template <typename Word>
 HPKV_ON_DEVICE void copy_strip(const Strip& strip, Lane lane) {
   const std::uint64_t words = strip.piece_bytes / sizeof(Word);
   const std::uint64_t total = strip.piece_count * words;
-  for (std::uint64_t i = lane.index; i < total; i += lane.count) {
-    const std::uint64_t piece = i / words;
-    const std::uint64_t at = (i - piece * words) * sizeof(Word);
-    move_word<Word>(strip.target + piece * strip.target_step + at,
-                    strip.source + piece * strip.source_step + at);
+  for (std::uint64_t first = lane.index; first < total; first += kUnderWay * lane.count) {
+    Word held[kUnderWay]{};
+    for (std::uint64_t k = 0; k < kUnderWay; ++k) {
+      const std::uint64_t i = first + k * lane.count;
+      if (i >= total) continue;
+      const Spot spot = spot_of<Word>(strip, words, i);
+      held[k] = load_word<Word>(strip.source + spot.piece * strip.source_step + spot.at);
+    }
+    for (std::uint64_t k = 0; k < kUnderWay; ++k) {
+      const std::uint64_t i = first + k * lane.count;
+      if (i >= total) continue;
+      const Spot spot = spot_of<Word>(strip, words, i);
+      store_word<Word>(strip.target + spot.piece * strip.target_step + spot.at, held[k]);
+    }
   }
   const std::uint64_t whole = words * sizeof(Word);
   const std::uint64_t rest = strip.piece_bytes - whole;
