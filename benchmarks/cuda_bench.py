@@ -9,10 +9,11 @@ from hashlib import sha256
 from typing import Any
 
 import torch
+from cuda_sgl import SglCopies, sgl_kernels
 
 from hpkv_sglang._core import KeyBatch, Pool, StreamEngine, cuda_device
 from hpkv_sglang.copy.streams import StreamCopies, StreamSpillTicket, TorchCudaStreams
-from hpkv_sglang.layout.base import PageTensor, PoolLayout, layout_of
+from hpkv_sglang.layout.base import PageTensor, layout_of
 
 PAGE = 64
 MIB = 1 << 20
@@ -29,9 +30,9 @@ class Model:
     layers: int
     fields: dict[str, int]
 
-    def layout(self, pages: int) -> PoolLayout:
+    def tensors(self, pages: int) -> list[PageTensor]:
         """A KV pool on the GPU of so many pages, in SGLang's order."""
-        tensors = [
+        return [
             PageTensor(
                 layer=layer,
                 field=field,
@@ -40,7 +41,6 @@ class Model:
             for layer in range(self.layers)
             for field, row_bytes in self.fields.items()
         ]
-        return layout_of(self.name, {}, tensors, replicated=False)
 
 
 MODELS = (
@@ -71,7 +71,8 @@ class Bench:
     def __init__(self, model: Model, directory: str, mib: int) -> None:
         block_bytes = model.layers * PAGE * sum(model.fields.values())
         self.count = max(4, mib * MIB // block_bytes)
-        self.layout = model.layout(2 * self.count)
+        tensors = model.tensors(2 * self.count)
+        self.layout = layout_of(model.name, {}, tensors, replicated=False)
         self.bytes = self.count * block_bytes
         self.spans = sum(region.piece_count for region in self.layout.block.regions)
         self.stream = torch.cuda.Stream()
@@ -83,6 +84,11 @@ class Bench:
         self.plain = Plain(self.bytes)
         firsts = torch.randperm(2 * self.count, device="cuda").to(torch.int64) * PAGE
         self.spilled, self.loaded = firsts[: self.count], firsts[self.count :]
+        kernels = sgl_kernels()
+        self.sgl: SglCopies | None = None
+        if not isinstance(kernels, str):
+            self.sgl = SglCopies(kernels, tensors, self.spilled, self.loaded)
+            self.sgl.check()
         self._next_key = 0
         self.keys = self.fresh_keys()
         with torch.cuda.stream(self.stream):

@@ -7,6 +7,7 @@ run; the table gives ratios and a few times that they come from:
     D2H, H2D       time on the stream from submission until what follows may run: pages overwritten
                    after a spill, all layers read after a load. Plain is one torch copy from or to
                    pinned memory of the same number of bytes
+    sgl_kernel     SGLang's own transfer kernels on the same pages, where they are installed
     in place       loads that read the registered pool against loads by way of pinned memory, of few
                    and of many pages: which way a block takes follows from what is registered
     both           a spill and a load at once, against two plain copies on two streams at once
@@ -28,6 +29,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from cuda_bench import MODELS, PATHS, SUBMITTED, Bench, events, streams_ms
+from cuda_sgl import sgl_kernels
 from report import Report, Spread
 
 from hpkv_sglang._core import CUDA_RUNTIME
@@ -59,6 +62,9 @@ def one_round(bench: Bench) -> dict[str, float]:
         "plain back": streams_ms(plain.back, stream)[0],
         "plain both": streams_ms(plain.both, stream)[0],
     }
+    if bench.sgl is not None:
+        row["sgl out"] = streams_ms(bench.sgl.out, stream)[0]
+        row["sgl back"] = streams_ms(bench.sgl.back, stream)[0]
     row["submission"] = bench.submission()
     row |= {f"load {name}": value for name, value in bench.load("kernel", bench.count).items()}
     for engine, pages in itertools.product(("kernel", "staged"), loads(bench)):
@@ -79,6 +85,13 @@ def figures(bench: Bench, ms: dict[str, float]) -> dict[Figure, float]:
     for path in PATHS:
         out["D2H " + path + " / plain", "ratio", ">= 0.95"] = ms["plain out"] / ms[f"{path} device"]
         out["both, " + path + " / plain", "ratio", ""] = ms["plain both"] / ms[f"{path} both"]
+    if bench.sgl is not None:
+        out |= {
+            ("D2H sgl_kernel / plain", "ratio", ""): ms["plain out"] / ms["sgl out"],
+            ("H2D sgl_kernel / plain", "ratio", ""): ms["plain back"] / ms["sgl back"],
+            ("D2H kernel / sgl_kernel", "ratio", "> 1"): ms["sgl out"] / ms["kernel device"],
+            ("H2D kernel / sgl_kernel", "ratio", "> 1"): ms["sgl back"] / ms["load device"],
+        }
     for pages in loads(bench):
         in_place, staged = ms[f"kernel load {pages}"], ms[f"staged load {pages}"]
         out[f"H2D in place / staged, {pages} pages", "ratio", "> 1"] = staged / in_place
@@ -205,6 +218,9 @@ def main() -> None:
     report = Report(f"{QUESTION} ({properties.name}, CUDA {CUDA_RUNTIME})")
     share = 100 * KERNEL_BLOCKS / properties.multi_processor_count
     report.add("SMs the copy kernel can take", share, "%")
+    rival = sgl_kernels()
+    if isinstance(rival, str):
+        print(f"SKIPPED: the comparison with sgl_kernel: {rival}", file=sys.stderr)
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="hpkv-bench-", dir="/dev/shm") as directory:
             bench = Bench(model, directory, arguments.mib)

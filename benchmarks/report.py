@@ -75,7 +75,8 @@ class Report:
                 str(row["count"]),
             )
         console = Console()
-        console.print(table)
+        # Into a file a row is one line, however long: it is looked for by its name.
+        console.print(table, width=None if console.is_terminal else 120)
         facts = surroundings()
         console.print(f"{facts['machine']}; commit {facts['commit']}")
 
