@@ -14,6 +14,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,9 +75,9 @@ class Report:
                 row["aim"],
                 str(row["count"]),
             )
-        console = Console()
         # Into a file a row is one line, however long: it is looked for by its name.
-        console.print(table, width=None if console.is_terminal else 120)
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        console.print(table)
         facts = surroundings()
         console.print(f"{facts['machine']}; commit {facts['commit']}")
 
