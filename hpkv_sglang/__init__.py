@@ -1,4 +1,4 @@
-"""hpkv_sglang: a shared host tier for SGLang's KV cache.
+"""hpkv_sglang: host and disk tiers for SGLang's KV cache.
 
 `register()` is the whole public surface: SGLang's plugin loader calls it through the entry point,
 a fork without the loader calls it by hand, and calling it twice is harmless. Importing the package

@@ -46,6 +46,8 @@ __all__ = [
     "VerifyPolicy",
     "WritePolicy",
     "add_flags",
+    "default_pool_directory",
+    "environment_value",
     "export_switch",
     "flag_rows",
     "flags_given",
@@ -90,7 +92,7 @@ class Settings:
         enabled = given.get("enabled", _from_environment(FLAGS[0], names) or False)
         values: dict[str, Any] = {
             "pool_bytes": None,
-            "pool_directory": f"/dev/shm/hpkv-{os.getuid()}",
+            "pool_directory": default_pool_directory(),
             "write_policy": WritePolicy.WRITE_THROUGH,
             "verify": VerifyPolicy.EPOCH,
             "storage_directory": None,
@@ -143,9 +145,23 @@ class Settings:
         return cls(**{**plain, **enums})
 
 
+def environment_value(field: str, environment: Mapping[str, str] | None = None) -> Any:
+    """What the environment says of one field of `Settings`; None when it says nothing.
+
+    Raises ConfigError when it is malformed. Other variables are not looked at.
+    """
+    flag = next(flag for flag in FLAGS if flag.field == field)
+    return _from_environment(flag, os.environ if environment is None else environment)
+
+
+def default_pool_directory() -> str:
+    """Where the pool is when nobody says."""
+    return f"/dev/shm/hpkv-{os.getuid()}"
+
+
 def _from_environment(flag: Flag, environment: Mapping[str, str]) -> Any:
-    text = environment.get(flag.environment)
-    if text is None:
+    text = environment.get(flag.environment, "")
+    if not text.strip():  # as compose files and charts write "not set"
         return None
     try:
         return flag.parse(text)

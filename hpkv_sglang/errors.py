@@ -58,7 +58,7 @@ class LayoutError(HpkvError):
 class PoolError(HpkvError):
     """The shared pool cannot be created or attached.
 
-    `kind` is one stable word for programs (for example `size`, `owner`, `version`, `no_space`);
+    `kind` is one stable word for programs (for example `size`, `owner`, `version`, `space`);
     the message is for people.
     """
 

@@ -165,7 +165,7 @@ FLAGS = (
         field="storage_directory",
         default="none: no disk tier",
         parse=_directory("disk tier", "Use an absolute path on a local disk."),
-        help="Directory of the disk tier: cold host blocks are kept there, also over a reboot.",
+        help="Directory of the disk tier: cold host blocks are kept there, and survive a reboot.",
         metavar="DIR",
     ),
     Flag(
@@ -184,7 +184,8 @@ FLAGS = (
         default=PromotePolicy.TIMEOUT.value,
         parse=_choice(PromotePolicy),
         help="How long a request waits for the disk: timeout (about as long as computing would "
-        "take), best_effort (not at all), wait_complete (60 s at most).",
+        "take; 2 s where that is not known), best_effort (not at all), wait_complete (60 s at "
+        "most).",
         metavar="POLICY",
     ),
     Flag(

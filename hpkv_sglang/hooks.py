@@ -27,6 +27,8 @@ __all__ = ["Hook", "HookType", "Patcher", "Registry", "register_all", "verify"]
 
 Function = Callable[..., Any]
 
+SGLANG_VERSION = "0.5.23"  # the one whose functions are hooked; also in pyproject.toml
+
 
 class HookType(enum.Enum):
     """How a hook relates to the function it is attached to; values as in SGLang."""
@@ -103,7 +105,7 @@ def _find(target: str) -> tuple[Any, str, Any]:
             "hooking SGLang",
             target,
             str(error),
-            "This version of SGLang has no such function: use the version hpkv-sglang names.",
+            f"This version of SGLang has no such function: use SGLang {SGLANG_VERSION}.",
         ) from error
     return owner, name, vars(owner).get(name, bound)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpkv_sglang._core import CorePoolError, Pool
-from hpkv_sglang.config import Settings
+from hpkv_sglang.config import default_pool_directory, environment_value
 from hpkv_sglang.errors import PoolError
 
-__all__ = ["attached", "default_directory"]
+__all__ = ["attached", "default_directory", "translated"]
 
 
 def default_directory() -> str:
@@ -21,7 +21,17 @@ def default_directory() -> str:
 
     Raises ConfigError when the environment is malformed.
     """
-    return Settings.resolve({"enabled": True}).pool_directory
+    return environment_value("pool_directory") or default_pool_directory()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What the core raises about pools, as the package's own PoolError."""
+    try:
+        yield
+    except CorePoolError as error:
+        kind, message = error.args
+        raise PoolError(kind, message) from error
 
 
 @contextmanager
@@ -30,11 +40,8 @@ def attached(directory: str, *, read_only: bool) -> Iterator[Pool]:
 
     Raises PoolError when there is none, it is somebody else's, or the file is not a pool.
     """
-    try:
+    with translated():
         pool = Pool.open(directory, create=False, read_only=read_only)
-    except CorePoolError as error:
-        kind, message = error.args
-        raise PoolError(kind, message) from error
     try:
         yield pool
     finally:

@@ -7,6 +7,7 @@ while they are read. Threading: pure functions, except that `pool_report` asks t
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -16,7 +17,15 @@ from rich.table import Table
 from hpkv_sglang._core import Pool
 from hpkv_sglang.namespace import Namespace
 
-__all__ = ["bytes_words", "pool_report", "pool_tables", "verify_words"]
+__all__ = [
+    "bytes_words",
+    "namespace_reports",
+    "namespace_table",
+    "pool_report",
+    "pool_tables",
+    "verify_words",
+    "words_table",
+]
 
 # As the pool counts them; the report adds identity and namespaces.
 _STATE = ("used_bytes", "reserved_bytes", "blocks", "pinned", "writing", "quarantined", "clients")
@@ -64,10 +73,14 @@ def pool_report(pool: Pool) -> dict[str, Any]:
     # This command is a client too, and not one the user asked about.
     report["clients"] = max(0, stats["clients"] - 1)
     report["storage"] = _storage_report(pool, stats) if stats["disk_regions"] else None
-    report["namespaces"] = sorted(
-        (_namespace_report(*row) for row in pool.namespaces()), key=lambda n: -n["bytes"]
-    )
+    report["namespaces"] = namespace_reports(pool)
     return report
+
+
+def namespace_reports(pool: Pool) -> list[dict[str, Any]]:
+    """JSON-ready values of a pool's namespaces, the fullest first."""
+    reports = (_namespace_report(*row) for row in pool.namespaces())
+    return sorted(reports, key=lambda report: -report["bytes"])
 
 
 def _storage_report(pool: Pool, before: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +175,7 @@ def pool_tables(report: dict[str, Any]) -> RenderableType:
         rows["state"] = "[red]poisoned: off until no server is attached, then recreated[/red]"
     for name, value in rows.items():
         summary.add_row(name, value)
-    return Group(summary, _namespace_table(report["namespaces"]))
+    return Group(summary, namespace_table(report["namespaces"]))
 
 
 def _storage_rows(storage: dict[str, Any]) -> dict[str, str]:
@@ -181,7 +194,20 @@ def _storage_rows(storage: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _namespace_table(namespaces: list[dict[str, Any]]) -> RenderableType:
+def words_table(namespace: dict[str, Any]) -> RenderableType:
+    """All that is known about one namespace, for a terminal."""
+    table = Table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("id", namespace["id"])
+    table.add_row("blocks", f"{namespace['blocks']} of {bytes_words(namespace['block_bytes'])}")
+    for name, value in namespace["descriptor"].items():
+        table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+    return table
+
+
+def namespace_table(namespaces: list[dict[str, Any]]) -> RenderableType:
+    """One line for each, for a terminal."""
     table = Table(title="namespaces", title_justify="left")
     table.add_column("id", no_wrap=True)
     table.add_column("what", overflow="fold")

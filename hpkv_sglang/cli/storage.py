@@ -20,8 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from hpkv_sglang._core import CorePoolError, Pool, Store
-from hpkv_sglang.config import Settings
+from hpkv_sglang._core import Pool, Store
+from hpkv_sglang.cli.attachment import translated
+from hpkv_sglang.config import environment_value
 from hpkv_sglang.errors import ConfigError, PoolError
 from hpkv_sglang.pool.storage import open_store
 
@@ -36,7 +37,7 @@ def default_storage() -> str:
 
     Raises ConfigError when the environment names no directory.
     """
-    directory = Settings.resolve({"enabled": True}).storage_directory
+    directory: str | None = environment_value("storage_directory")
     if directory is None:
         raise ConfigError.build(
             "choosing a disk tier",
@@ -54,7 +55,11 @@ def attached_store(pool_directory: str, storage: str) -> Iterator[Store]:
     Raises PoolError when there is none, it is somebody else's, or a live pool elsewhere uses it.
     """
     if not Path(storage, "store.hpkv").exists():
-        raise PoolError("missing", f"opening a disk tier: {storage}: there is none here.")
+        raise PoolError(
+            "missing",
+            f"opening a disk tier: {storage}: there is none here. Give --storage-path the "
+            "directory that a server's --hpkv-storage-path names.",
+        )
     with ExitStack() as stack:
         pool = _pool_with_a_store(pool_directory)
         if pool is None:
@@ -80,11 +85,8 @@ def _pool_with_a_store(directory: str) -> Pool | None:
 
 
 def _open_pool(directory: str, *, create: bool) -> Pool:
-    try:
+    with translated():
         return Pool.open(directory, create=create, pool_bytes=_INDEX_POOL_BYTES if create else None)
-    except CorePoolError as error:
-        kind, message = error.args
-        raise PoolError(kind, message) from error
 
 
 def verify_store(store: Store, *, fix: bool, show_progress: bool) -> dict[str, Any]:

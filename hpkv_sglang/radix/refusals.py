@@ -214,7 +214,7 @@ def _raise_if_any(found: list[str]) -> None:
         raise RefusedError(
             "--enable-hpkv (SGLANG_ENABLE_HPKV) cannot serve together with "
             + "; ".join(found)
-            + ". Remove one of the two."
+            + ". Leave out one or the other."
         )
 
 

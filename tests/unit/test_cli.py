@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import stat as stat_module
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
-import msgpack
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from hpkv_sglang import config
-from hpkv_sglang._core import KeyBatch, Pool, Store
-from hpkv_sglang.cli import app as app_module
-from hpkv_sglang.cli.app import app, run
+from hpkv_sglang._core import KeyBatch, Pool
+from hpkv_sglang.cli.app import app
 from hpkv_sglang.cli.report import bytes_words, pool_report
+from tests.unit.cli_rig import (
+    BLOCK_BYTES,
+    FIRST,
+    POOL_BYTES,
+    SECOND,
+    failure,
+    hpkv,
+    key,
+    live_pool,
+    stat_json,
+)
 
-BLOCK_BYTES = 4096
-POOL_BYTES = 16 << 20
 STABLE_KEYS = {
     "path": str,
     "uuid": str,
@@ -48,30 +56,6 @@ STABLE_KEYS = {
     "storage": type(None),
     "namespaces": list,
 }
-STORAGE_KEYS = {
-    "bytes",
-    "used_bytes",
-    "blocks",
-    "regions",
-    "regions_in_use",
-    "regions_unknown",
-    "demoted_bytes",
-    "promoted_bytes",
-    "demoted_bytes_per_s",
-    "promoted_bytes_per_s",
-    "errors",
-}
-FIRST, SECOND = b"\x11" * 32, b"\x22" * 32
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def put(pool: Pool, namespace: bytes, words: dict[str, object], numbers: range) -> None:
-    index = pool.add_namespace(namespace, msgpack.packb(words), BLOCK_BYTES)
-    for number in numbers:
-        assert pool.put(index, key(number), bytes(BLOCK_BYTES)) == "stored"
 
 
 @pytest.fixture
@@ -81,39 +65,8 @@ def directory(tmp_path: Path) -> str:
 
 @pytest.fixture
 def pool(directory: str) -> Iterator[Pool]:
-    """A live pool with 5 blocks of one model and 3 of another."""
-    pool = Pool.open(directory, pool_bytes=POOL_BYTES)
-    words = {"model": "tiny-llama", "layout": "gqa", "kv_dtype": "bfloat16", "page_size": 16}
-    put(pool, FIRST, words | {"parallel": {"tp": 2, "pp": 1}}, range(5))
-    put(pool, SECOND, {"model": "tiny-deepseek"}, range(100, 103))
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def store(pool: Pool, directory: str, tmp_path: Path) -> Iterator[Path]:
-    """A store with the five blocks of the first model, closed again; the pool lives on."""
-    folder = tmp_path / "store"
-    opened = Store.open(
-        pool, str(folder), storage_bytes=8 << 20, block_bytes=BLOCK_BYTES, background=False
-    )
-    keys = KeyBatch.from_bytes(b"".join(key(number) for number in range(5)))
-    index = pool.add_namespace(FIRST, b"", BLOCK_BYTES)
-    assert opened.demote(index, keys) == 5
-    assert opened.close(5.0)
-    yield folder
-
-
-def hpkv(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), catch_exceptions=True)
-
-
-def stat_json(directory: str) -> dict[str, object]:
-    result = hpkv("stat", "--path", directory, "--json")
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert isinstance(report, dict)
-    return report
+    with live_pool(directory) as pool:
+        yield pool
 
 
 def test_stat_json_has_the_stable_keys_with_their_types(pool: Pool, directory: str) -> None:
@@ -169,77 +122,6 @@ def test_stat_prints_a_table_for_people(pool: Pool, directory: str) -> None:
         assert words in result.stdout
 
 
-def test_stat_shows_the_disk_tier(store: Path, directory: str) -> None:
-    storage = json.loads(hpkv("stat", "--path", directory, "--json").stdout)["storage"]
-    assert storage.keys() == STORAGE_KEYS
-    assert storage["blocks"] == 5 and storage["demoted_bytes"] == 5 * BLOCK_BYTES
-    assert storage["bytes"] <= 8 << 20
-    assert "disk regions" in hpkv("stat", "--path", directory).stdout
-
-
-def test_verify_finds_a_flipped_byte_and_fix_drops_its_block(store: Path, directory: str) -> None:
-    places = ("--path", directory, "--storage-path", str(store))
-    sound = hpkv("verify", *places, "--json")
-    assert sound.exit_code == 0 and json.loads(sound.stdout)["blocks"] == 5
-    (region,) = (path for path in store.glob("regions/*") if path.stat().st_size)
-    with region.open("r+b") as file:
-        file.seek(4096 + 4096)  # payload of record 0: all zero
-        file.write(b"\x01")
-    bad = hpkv("verify", *places, "--fix", "--json")
-    assert bad.exit_code == 1 and json.loads(bad.stdout)["bad"] == 1
-    again = hpkv("verify", *places)
-    assert again.exit_code == 0 and "read 4 blocks" in again.stdout
-
-
-def test_verify_works_after_a_reboot_and_leaves_nothing_behind(
-    pool: Pool, store: Path, tmp_path: Path
-) -> None:
-    pool.close()
-    before = sorted(Path("/dev/shm").glob("hpkv-cli-*"))
-    result = hpkv(
-        "verify", "--path", str(tmp_path / "gone"), "--storage-path", str(store), "--json"
-    )
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["blocks"] == 5
-    assert sorted(Path("/dev/shm").glob("hpkv-cli-*")) == before
-    assert not (tmp_path / "gone").exists()
-
-
-def test_a_pool_without_a_disk_tier_is_not_bound_to_the_store_that_is_looked_at(
-    pool: Pool, store: Path, tmp_path: Path
-) -> None:
-    pool.close()
-    other = Pool.open(str(tmp_path / "other"), pool_bytes=POOL_BYTES)
-    result = hpkv("verify", "--path", str(tmp_path / "other"), "--storage-path", str(store))
-    assert result.exit_code == 0 and "read 5 blocks" in result.stdout
-    assert other.stats()["disk_regions"] == 0
-    other.close()
-
-
-def test_verify_refuses_a_store_that_a_live_pool_uses(
-    pool: Pool, store: Path, tmp_path: Path
-) -> None:
-    live = Store.open(pool, str(store), background=False)
-    code, line = failure("verify", "--path", str(tmp_path / "gone"), "--storage-path", str(store))
-    assert code == 2 and str(store) in line
-    assert live.close(5.0)
-
-
-def test_verify_refuses_what_is_no_store(pool: Pool, directory: str, tmp_path: Path) -> None:
-    code, line = failure("verify", "--path", directory, "--storage-path", str(tmp_path))
-    assert code == 2 and "none here" in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pool"]
-
-
-def test_clear_leaves_the_disk_alone_unless_told(store: Path, directory: str) -> None:
-    places = ("--path", directory, "--storage-path", str(store))
-    hpkv("clear", *places)
-    assert json.loads(hpkv("verify", *places, "--json").stdout)["blocks"] == 5
-    result = hpkv("clear", "--storage", *places)
-    assert "dropped 5 blocks on disk" in result.stdout
-    assert json.loads(hpkv("verify", *places, "--json").stdout)["blocks"] == 0
-
-
 def test_clear_drops_every_block(pool: Pool, directory: str) -> None:
     result = hpkv("clear", "--path", directory)
     assert result.exit_code == 0
@@ -270,17 +152,6 @@ def test_clear_refuses_a_namespace_it_cannot_tell(
     code, line = failure("clear", "--path", directory, "--namespace", spelling)
     assert code == 2 and FIRST.hex()[:12] in line
     assert pool.stats()["blocks"] == 8
-
-
-def failure(*arguments: str) -> tuple[int, str]:
-    """(exit code, stderr) of a command that fails, run as the installed program runs it."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
-        patch.setattr("sys.argv", ["hpkv", *arguments])
-        lines: list[str] = []
-        patch.setattr(app_module, "print", lambda text, file: lines.append(text), raising=False)
-        run()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, "\n".join(lines)
 
 
 @pytest.mark.parametrize("command", ["stat", "clear", "doctor"])
@@ -318,6 +189,8 @@ def test_commands_refuse_a_pool_behind_a_symbolic_link(pool: Pool, directory: st
 def test_doctor_finds_a_sound_pool_sound(pool: Pool, directory: str) -> None:
     result = hpkv("doctor", "--path", directory)
     assert (result.exit_code, result.stdout.split(": ")[-1]) == (0, "0 violations\n")
+    report = json.loads(hpkv("doctor", "--path", directory, "--json").stdout)
+    assert (report["blocks"], report["poisoned"], report["violations"]) == (8, False, [])
 
 
 def test_doctor_fails_on_a_violation(
@@ -357,10 +230,27 @@ def test_a_malformed_environment_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_flags_lists_every_flag_with_its_environment_name() -> None:
-    wide = CliRunner().invoke(app, ["flags"], env={"COLUMNS": "300"})
-    for flag in config.FLAGS:
-        assert flag.name in wide.stdout and flag.environment in wide.stdout
+    narrow = CliRunner().invoke(app, ["flags"], env={"COLUMNS": "80"})
+    rows = json.loads(hpkv("flags", "--json").stdout)
+    for flag, row in zip(config.FLAGS, rows, strict=True):
+        assert flag.name in narrow.stdout and flag.environment in narrow.stdout
+        assert (row["flag"], row["environment"]) == (flag.name, flag.environment)
     assert hpkv("flags", "--markdown").stdout == config.flags_markdown() + "\n"
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert hpkv("--version").stdout == f"hpkv-sglang {version('hpkv-sglang')}\n"
+
+
+def test_ls_names_namespaces_and_tells_all_about_one(pool: Pool, directory: str) -> None:
+    listed = json.loads(hpkv("ls", "--path", directory, "--json").stdout)
+    assert listed == stat_json(directory)["namespaces"]
+    table = hpkv("ls", "--path", directory).stdout
+    assert FIRST.hex()[:12] in table and "tiny-llama" in table and "tiny-deepseek" in table
+    one = hpkv("ls", "11", "--path", directory).stdout
+    assert FIRST.hex() in one and '"tp": 2' in one and "tiny-deepseek" not in one
+    assert json.loads(hpkv("ls", "11", "--path", directory, "--json").stdout) == listed[0]
+    assert failure("ls", "33", "--path", directory)[0] == 2
 
 
 def test_a_descriptor_of_another_tool_is_shown_as_unknown(pool: Pool) -> None:

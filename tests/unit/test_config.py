@@ -117,6 +117,12 @@ def test_flag_beats_environment_beats_default(flag: config.Flag) -> None:
     assert default != flag_value
 
 
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda f: f.field)
+@pytest.mark.parametrize("blank", ["", " "])
+def test_an_empty_variable_is_not_set(flag: config.Flag, blank: str) -> None:
+    assert Settings.resolve({}, {**ON, flag.environment: blank} | ON) == Settings.resolve({}, ON)
+
+
 def test_a_size_of_the_disk_tier_without_its_directory_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"--hpkv-storage-path.*'3g'"):
         Settings.resolve(parse("--hpkv-storage-size", "3g"), ON)
