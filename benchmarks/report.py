@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -105,6 +106,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
+
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", *arguments],

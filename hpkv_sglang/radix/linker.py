@@ -59,7 +59,6 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.pools = {PoolName.KV: device_pool}
         own_only = self.settings.cross_tp is CrossTp.OFF
         self.identity = RankIdentity.of_server(server_args, params, self.layout, own_only=own_only)
-        self.is_group_leader = self.identity.group_rank == 0
         self.pool = open_pool(self.settings)
         self.lookup_pages = PageLookup(self.page_size, fastest_hasher())
         self.fence = SpillFence()

@@ -2,8 +2,9 @@
 
 A request is registered when it enters the queue, at the same moment on every rank. Once per
 scheduling step, and only while somebody waits, the ranks agree: a request stops waiting when every
-rank is done with it, or when rank 0 says its deadline has passed. Until then SGLang skips this
-request and no other. Scheduler thread only.
+rank is done with it, or when one that is not says that its own deadline has passed: a rank with
+nothing to do cuts nobody short. Until then SGLang skips this request and no other. Scheduler
+thread only.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class _Waiting:
     def done(self) -> bool:
         return all(ticket.done for ticket in self.tickets)
 
+    def votes(self, now: float) -> tuple[int, int]:
+        """(this rank is done, this rank can go on waiting)."""
+        done = self.done
+        return int(done), int(done or now <= self.deadline)
+
 
 class WaitingRequests:
     """Who waits, for what, until when. Keys are SGLang's request handles."""
 
-    def __init__(self, agree_min: AgreeMin, *, decides: bool):
+    def __init__(self, agree_min: AgreeMin):
         self._agree_min = agree_min
-        self._decides = decides  # rank 0 of the group: its clock decides on deadlines
         self._waiting: dict[Any, _Waiting] = {}
         self.expired_count = 0
 
@@ -67,11 +72,7 @@ class WaitingRequests:
         if not self._waiting:
             return []
         now = time.monotonic()
-        votes: list[int] = []
-        for entry in self._waiting.values():
-            votes.append(int(entry.done))
-            votes.append(int(not (self._decides and now > entry.deadline)))
-        agreed = self._agree_min(votes)
+        agreed = self._agree_min([vote for w in self._waiting.values() for vote in w.votes(now)])
         settled = []
         for index, handle in enumerate(list(self._waiting)):
             done, in_time = agreed[2 * index], agreed[2 * index + 1]

@@ -54,7 +54,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         super().__init__(cache, cache_linker)
         self.tiers = cache_linker
         self.group_size = _group_size(cache)
-        self.waiting = WaitingRequests(self._agree_min, decides=cache_linker.is_group_leader)
+        self.waiting = WaitingRequests(self._agree_min)
         self.promotions = cache_linker.promotions
         self._promises: dict[str, _Promise] = {}
         self._tick = 0

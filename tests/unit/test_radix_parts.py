@@ -83,8 +83,7 @@ class Ranks:
 def two_ranks() -> tuple[Ranks, list[WaitingRequests]]:
     ranks = Ranks()
     waiting = [
-        WaitingRequests(lambda values, rank=rank: ranks.agree(rank, values), decides=rank == 0)
-        for rank in (0, 1)
+        WaitingRequests(lambda values, rank=rank: ranks.agree(rank, values)) for rank in (0, 1)
     ]
     return ranks, waiting
 
@@ -105,7 +104,7 @@ def test_a_request_waits_until_every_rank_is_done() -> None:
 
 
 def test_a_request_waits_for_all_of_its_tickets() -> None:
-    waiting = WaitingRequests(lambda values: values, decides=True)
+    waiting = WaitingRequests(lambda values: values)
     quick, slow = Ticket(), Ticket()
     quick.event.set()
     waiting.add("r", (quick, slow), 60)
@@ -114,19 +113,26 @@ def test_a_request_waits_for_all_of_its_tickets() -> None:
     assert waiting.step() == ["r"] and not waiting.is_waiting("r")
 
 
-def test_only_rank_zero_decides_that_a_deadline_has_passed() -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_past_its_deadline_ends_the_wait_on_all(late: int) -> None:
     ranks, waiting = two_ranks()
-    waiting[0].add("r", (Ticket(),), 60)
-    waiting[1].add("r", (Ticket(),), -1)  # this rank's clock says: long ago
-    assert ranks.step(waiting) == [[], []]
-    assert waiting[0].is_waiting("r") and waiting[1].is_waiting("r")
-
-    ranks, waiting = two_ranks()
-    waiting[0].add("r", (Ticket(),), -1)
-    waiting[1].add("r", (Ticket(),), 60)
+    waiting[late].add("r", (Ticket(),), -1)
+    waiting[1 - late].add("r", (Ticket(),), 60)
     assert ranks.step(waiting) == [["r"], ["r"]]
     assert not waiting[0].is_waiting("r") and not waiting[1].is_waiting("r")
     assert [entry.expired_count for entry in waiting] == [1, 1]
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_rank_with_nothing_to_do_cuts_nobody_short(idle: int) -> None:
+    ranks, waiting = two_ranks()
+    slow = Ticket()
+    waiting[idle].add("r", (), -1)
+    waiting[1 - idle].add("r", (slow,), 60)
+    assert ranks.step(waiting) == [[], []]
+    slow.event.set()
+    assert ranks.step(waiting) == [["r"], ["r"]]
+    assert [entry.expired_count for entry in waiting] == [0, 0]
 
 
 def test_no_agreement_is_made_while_nobody_waits() -> None:
@@ -136,7 +142,7 @@ def test_no_agreement_is_made_while_nobody_waits() -> None:
 
 
 def test_an_aborted_request_is_forgotten() -> None:
-    waiting = WaitingRequests(lambda values: values, decides=True)
+    waiting = WaitingRequests(lambda values: values)
     waiting.add("r", (Ticket(),), 60)
     waiting.drop("r")
     waiting.drop("r")
