@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What only a GPU can confirm, on a bare machine: one NVIDIA GPU, python3 (3.11 or later) with torch,
-# nvcc, cmake and a C++20 compiler. Needs no network, no SGLang and no virtual environment.
+# nvcc, cmake, a C++20 compiler and 4 GiB of /dev/shm. Needs no network, no SGLang and no virtual environment.
 #
 #   scripts/device_check.sh [all|checks|sanitizer]     default: all, one part after the other
 #
