@@ -1,8 +1,9 @@
 """Loads of a rank: queued while a batch is built, started before its forward, waited for by layer.
 
     queue     (scheduler) slots are allocated, blocks are pinned by a lease
-    start     one batch of copies; the engine works layer by layer, first layers of all pages first
-    wait      attention asks for layer k of the batch it runs: returns when layer k has landed
+    start     one batch of copies; of each load the engine brings the first layer of all pages first
+    wait      attention asks for layer k of the batch it runs: on the CPU it returns when layer k has
+              landed; on streams, when what the stream does next is enqueued behind its arrival
     finish    the forward is launched: which requests have, or will have found, all their bytes
 
 A load that could not even be started is a failed load, decided here and reported by `finish`, so
@@ -80,7 +81,7 @@ class LayerLoads:
         self.consumer_index = index
 
     def wait_until(self, threshold: int) -> None:
-        """Return once layer `threshold` of the consumer's loads is on the device, or has failed.
+        """What attention does next finds layer `threshold` of the consumer's loads, or they failed.
 
         A batch that is finished, and one without loads, is waited for by nobody.
         """
