@@ -14,8 +14,8 @@
 // queues and returns: no pool lock, no system call beyond waking a thread. Every queue is bounded;
 // what does not fit is dropped (spill) or fails (load, verify) at once, and is counted.
 //
-// The backend of streams (stream/) keeps this interface and adds waits that are enqueued on a stream
-// instead of blocking a thread.
+// The backend of streams (stream/) keeps this interface and adds waits that are enqueued on a
+// stream instead of blocking a thread.
 //
 // Threads: every method may be called from any thread, except that close() and the destructor run
 // alone. Engine threads never touch Python.

@@ -147,10 +147,11 @@ bool StoreDirectory::load() {
 
 void StoreDirectory::require_size(const RegionStoreOptions& options) const {
   if (!options.storage_bytes || *options.storage_bytes == header_.storage_bytes) return;
-  refuse(ErrorKind::size, path_,
-         "it has " + std::to_string(header_.storage_bytes) + " bytes and " +
-             std::to_string(*options.storage_bytes) + " were asked for",
-         "give no size (or this one), or stop its servers and remove the directory");
+  refuse(
+      ErrorKind::size, path_,
+      "it has " + std::to_string(header_.storage_bytes) + " bytes and " +
+          std::to_string(*options.storage_bytes) + " were asked for",
+      "give no size (or this one), or stop its servers and remove the directory and their pool's");
 }
 
 StoreHeader StoreDirectory::new_header(const RegionStoreOptions& options) const {

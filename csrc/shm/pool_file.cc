@@ -37,6 +37,10 @@ constexpr int kAttachTries = 16;
 UniqueFd open_directory(const PoolOptions& options) {
   const std::string& path = options.directory;
   if (options.create && !options.read_only && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    if (errno == ENOENT) {
+      refuse(ErrorKind::missing, path, "the directory that it should be made in does not exist",
+             "make that one, or choose another (--hpkv-share-mem-path)");
+    }
     throw_system("create directory", path, errno);
   }
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

@@ -105,6 +105,25 @@ def test_without_create_a_missing_pool_is_an_error_and_nothing_is_made(directory
     assert not list(directory.iterdir())
 
 
+def test_a_mistyped_parent_is_not_made(directory: Path) -> None:
+    kind, message = refused(directory / "below", pool_bytes=SIZE)
+    assert kind == "missing" and "make that one" in message
+    assert not directory.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user who may not write")
+def test_who_may_not_write_is_told_what_to_do(directory: Path) -> None:
+    def as_nobody() -> None:
+        os.setuid(65534)
+        kind, message = refused(directory, pool_bytes=SIZE)
+        assert kind == "system" and "user 65534 may not" in message
+
+    child = multiprocessing.get_context("fork").Process(target=as_nobody)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
 @pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 8192, os.urandom(SIZE)])
 def test_garbage_is_refused_and_left_as_it_is(directory: Path, content: bytes) -> None:
     directory.mkdir(mode=0o700)

@@ -1,7 +1,7 @@
 // The stream engine's device on an NVIDIA GPU, by the CUDA runtime. No CUDA header is needed to use
 // it: streams and events are handles (torch's `cuda_stream` and `cuda_event` among them), and the
-// runtime is linked in, so one build serves every torch version. A build without a CUDA compiler has this
-// interface too, with no devices.
+// runtime is linked in, so one build serves every torch version. A build without a CUDA compiler
+// has this interface too, with no devices.
 #pragma once
 
 #include <memory>
