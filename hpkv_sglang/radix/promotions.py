@@ -4,13 +4,15 @@
               the host pool has and reads what only the disk has, head to tail
     settle    the wait is over (done, or the deadline): nothing more is read for this request; how
               many tokens came from disk is kept for SGLang's report
-    release   the request was matched again and its own lease holds the pins: the ticket's may go
+    release   the load took over, or there is none: the pins may go. A batch that is full keeps an
+              admitted request out for a while, and what was read for it is not to be evicted then
 
 Scheduler thread only; nothing here blocks.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +26,7 @@ WAIT_COMPLETE_CAP_S = 60.0
 TIMEOUT_MIN_S = 0.25
 TIMEOUT_MAX_S = 10.0
 TIMEOUT_UNKNOWN_S = 2.0  # nothing was computed yet
+KEEP_S = 10.0  # how long a settled request may take to be loaded before its pins go
 
 
 class Wanted(NamedTuple):
@@ -43,7 +46,7 @@ class _Promotion:
     ticket: PromoteTicket
     missing: KeyBatch  # were on disk only when it began
     blocks_per_page: int
-    settled: bool = False
+    settled_at: float | None = None
 
 
 class Promotions:
@@ -99,7 +102,7 @@ class Promotions:
         if promotion is None:
             return
         promotion.ticket.cancel()
-        promotion.settled = True
+        promotion.settled_at = time.monotonic()
         # Whoever read them: ranks that hold the same bytes read them for each other.
         came = self._pool.lookup(promotion.missing)
         self._from_disk[rid] = came // promotion.blocks_per_page
@@ -111,9 +114,16 @@ class Promotions:
     def release_settled(self, rid: str) -> None:
         """Let the ticket's pins go once the wait is over; before that, nothing."""
         promotion = self._running.get(rid)
-        if promotion is not None and promotion.settled:
+        if promotion is not None and promotion.settled_at is not None:
             promotion.ticket.release()
             del self._running[rid]
+
+    def release_old(self) -> None:
+        """Let pins go that nobody came for in time. Costs nothing while there are none."""
+        oldest = time.monotonic() - KEEP_S
+        for rid, promotion in list(self._running.items()):
+            if promotion.settled_at is not None and promotion.settled_at < oldest:
+                self.release_settled(rid)
 
     def forget(self, rid: str) -> None:
         """The request is gone: stop reading, let the pins go."""

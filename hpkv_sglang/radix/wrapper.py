@@ -85,6 +85,8 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         for handle in self.waiting.step() if self.waiting else ():
             if self.promotions is not None:
                 self.promotions.settle(handle.rid)
+        if self.promotions is not None:
+            self.promotions.release_old()
 
     def _drop_promise(self, rid: str) -> None:
         self.hit_markers.pop(rid, None)
@@ -106,13 +108,13 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             return result
         tail = self.tiers.tail_of(req, key, device_pages)
         run = find_run(self.tiers.pool, self.tiers.sources, tail)
-        if self.promotions is not None:
-            self.promotions.release_settled(req.rid)  # the run holds what they brought
         usable = 0 if self.tiers.engine_is_broken() else run.verified_pages
         worth = self.tiers.economy.pages_worth_loading(usable)
         hit_pages = self._agree_min([worth])[0]
         self._promises[req.rid] = _Promise(tail, run, self._tick)
         if hit_pages == 0:
+            if self.promotions is not None:
+                self.promotions.release_settled(req.rid)
             return result
         self.hit_markers[req.rid] = ExternalCacheHitMarker(
             tail_hashes=tail.hashes(hit_pages),
@@ -198,6 +200,8 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         slots = transfer.device_indices
         run = None if promise is None else promise.run
         self.tiers.queue_load(req.rid, run, len(marker.tail_hashes), slots)
+        if self.promotions is not None:
+            self.promotions.release_settled(req.rid)  # the run holds what they brought
         self._update_load(ExternalLinkerLoadPhase.PREPARE, req, [(full, transfer)], prefix_len)
         self.private_load_indices[req.rid] = slots
         self.inflight_load_rids.append(req.rid)

@@ -62,6 +62,42 @@ def test_a_broken_engine_promises_nothing(
     assert result.host_hit_length == promised
 
 
+def test_what_was_read_from_disk_stays_pinned_until_its_load_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wrapper, "find_run", lambda *_: ThreePages())
+    events: list[str] = []
+    side = tree_side(broken=False)
+    side.promotions = SimpleNamespace(  # type: ignore[assignment]
+        release_settled=lambda rid: events.append(f"release {rid}"), release_old=lambda: None
+    )
+    side.waiting = []  # type: ignore[assignment]
+    side.private_load_indices, side.inflight_load_rids = {}, []
+    side.tiers.queue_load = lambda rid, *_: events.append(f"queue {rid}")  # type: ignore[method-assign]
+    transfer = SimpleNamespace(device_indices=[0, 1, 2])
+    side._components = [
+        SimpleNamespace(build_external_linker_transfer=lambda *_: transfer, component_type=0)
+    ]
+    monkeypatch.setattr(HpkvLinkerWrapper, "_update_load", lambda *_: None)
+    req = SimpleNamespace(rid="r", last_node=None)
+    assert side.match(["token"] * (4 * PAGE), req, Matched()).host_hit_length == 3 * PAGE
+    for _ in range(3):  # the batch is full: SGLang does not come back for the request
+        side.tick()
+    side.match(["token"] * (4 * PAGE), req, Matched())
+    assert events == []
+    side.load_back(req)
+    assert events == ["queue r", "release r"]
+
+
+def test_pins_go_when_nothing_is_to_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapper, "find_run", lambda *_: ThreePages())
+    released: list[str] = []
+    side = tree_side(broken=True)
+    side.promotions = SimpleNamespace(release_settled=released.append)  # type: ignore[assignment]
+    side.match(["token"] * (4 * PAGE), SimpleNamespace(rid="r"), Matched())
+    assert released == ["r"]
+
+
 @pytest.mark.parametrize("on_host", [True, False])
 def test_a_prefill_is_measured_only_where_it_is_over_when_the_call_returns(on_host: bool) -> None:
     noted: list[int] = []

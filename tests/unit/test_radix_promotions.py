@@ -8,6 +8,7 @@ pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
 
 from hpkv_sglang._core import KeyBatch
 from hpkv_sglang.config import PromotePolicy
+from hpkv_sglang.radix import promotions as promotions_module
 from hpkv_sglang.radix.promotions import (
     TIMEOUT_MAX_S,
     TIMEOUT_MIN_S,
@@ -118,6 +119,18 @@ def test_pins_of_a_promotion_go_only_after_the_wait_is_over() -> None:
     assert (running.take_from_disk("r"), running.take_from_disk("r")) == (3, 0)
     running.release_settled("r")
     assert ticket.released
+
+
+def test_pins_that_nobody_comes_for_go_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, store, _ = promotions(4, PromotePolicy.TIMEOUT)
+    running.start("waits", wanted(0))
+    running.start("settled", wanted(0))
+    running.settle("settled")
+    running.release_old()
+    assert not any(ticket.released for ticket in store.tickets)
+    monkeypatch.setattr(promotions_module, "KEEP_S", -1.0)
+    running.release_old()
+    assert [ticket.released for ticket in store.tickets] == [False, True]
 
 
 def test_an_aborted_or_restarted_request_lets_its_promotion_go() -> None:
