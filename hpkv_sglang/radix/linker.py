@@ -21,6 +21,7 @@ from hpkv_sglang.config import CrossTp, Settings
 from hpkv_sglang.copy.engines import Copier, copier_for
 from hpkv_sglang.copy.interface import Engine, VerifyTicket
 from hpkv_sglang.copy.self_test import page_round_trip
+from hpkv_sglang.errors import HpkvError
 from hpkv_sglang.layout.detect import detect_layout
 from hpkv_sglang.pool import open_pool
 from hpkv_sglang.pool.storage import Storage
@@ -179,7 +180,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def spill(self, hashes: list[str], slots: torch.Tensor) -> None:
         """Copy the pages in `slots` to the pool, those that are not there yet. Returns at once."""
-        if self.suspended:
+        if self.suspended or self.engine_is_broken():
             return
         turn = self.identity.turn
         self.fence.note_spill(
@@ -227,8 +228,19 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self.identity = self.identity.with_weights(self._reopen_version)
             self._reopen_version = None
             self.engine.close()
-            self._enter_namespace()
+            self._reenter()
             self.suspended = self._off
+
+    def _reenter(self) -> None:
+        """Copies under the new identity, or, where this rank cannot have them, none on any rank.
+
+        The ranks agree on the least that one promises, so this one goes through all the steps.
+        """
+        self.engine_is_broken = lambda: True
+        try:
+            self._enter_namespace()
+        except (CorePoolError, HpkvError) as error:
+            logger.error("hpkv: the tiers stay off after the update of the weights: %s", error)
 
     def close(self) -> None:
         self.loads.reset()

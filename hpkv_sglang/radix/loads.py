@@ -1,9 +1,10 @@
 """Loads of a rank: queued while a batch is built, started before its forward, waited for by layer.
 
     queue     (scheduler) slots are allocated, blocks are pinned by a lease
-    start     one batch of copies; of each load the engine brings the first layer of all pages first
-    wait      attention asks for layer k of the batch it runs: returns when layer k has landed (CPU),
-              or when what the stream does next is enqueued behind its arrival (streams)
+    start     one batch of copies; of each load the engine brings the first layer of all pages
+              first
+    wait      attention asks for layer k of the batch it runs: returns when layer k has landed
+              (CPU), or when what the stream does next is enqueued behind its arrival (streams)
     finish    the forward is launched: which requests have, or will have found, all their bytes
 
 A load that could not even be started is a failed load, decided here and reported by `finish`, so

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
 
 from hpkv_sglang.copy.engines import host_pages
+from hpkv_sglang.errors import RefusedError
 from hpkv_sglang.layout.heads import Turn
 from hpkv_sglang.radix import linker as linker_module
 from hpkv_sglang.radix import recompute, wrapper
@@ -125,7 +126,10 @@ def test_a_spill_is_handed_over_with_the_ranks_turn() -> None:
     linker.scope = SimpleNamespace(keys=tuple)  # type: ignore[assignment]
     linker.fence = SimpleNamespace(note_spill=lambda ticket: None)  # type: ignore[assignment]
     linker.engine = SimpleNamespace(spill=lambda *what: handed.append(what))  # type: ignore[assignment]
+    linker.engine_is_broken = lambda: False
     linker.spill(["a", "b"], torch.arange(2 * PAGE) + 3 * PAGE)
+    linker.engine_is_broken = lambda: True
+    linker.spill(["c"], torch.arange(PAGE))
     ((keys, pages, *turn),) = handed
     assert (keys, list(pages), turn) == (("a", "b"), [3, 4], [1, 2])
 
@@ -139,6 +143,24 @@ def test_the_stream_of_forwards_follows_the_resolved_arguments(
     monkeypatch.setattr(linker_module, "view_of", lambda _typed: view)
     typed = SimpleNamespace(disable_overlap_schedule=not resolved)
     assert linker_module.stream_of_forwards(typed, "forward") == found
+
+
+def test_a_rank_that_cannot_copy_after_new_weights_goes_on_and_promises_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def no_memory() -> None:
+        raise RefusedError("the CUDA copy engine cannot start: no pinned memory")
+
+    linker = HpkvLinker.__new__(HpkvLinker)
+    linker.loads = SimpleNamespace(reset=lambda: None)  # type: ignore[assignment]
+    linker.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    linker.identity = SimpleNamespace(with_weights=lambda version: version)  # type: ignore[assignment]
+    linker._quiesce, linker._enter_namespace = lambda: None, no_memory  # type: ignore[method-assign]
+    linker._off, linker.suspended, linker._reopen_version = None, "weights", "content:2"
+    linker.reset()
+    # Not suspended: this rank takes part in every agreement, as the others do.
+    assert linker.suspended is None and linker.engine_is_broken()
+    assert "no pinned memory" in caplog.text
 
 
 @pytest.mark.parametrize("off", [None, "the self-test failed"])
