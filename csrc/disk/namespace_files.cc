@@ -98,11 +98,11 @@ void NamespaceFiles::prune(std::span<const NamespaceId> kept) const {
   }
 }
 
-std::optional<NamespaceInfo> NamespaceFiles::load(const NamespaceId& id) const {
+std::optional<NamespaceInfo> NamespaceFiles::load(const NamespaceId& id, int& code) const {
   std::vector<std::byte> bytes;
-  if (read_file(files_, directory_ + "/" + file_name(id), kFileBytesMax, bytes) < 0) {
-    return std::nullopt;
-  }
+  code = read_file(files_, directory_ + "/" + file_name(id), kFileBytesMax, bytes);
+  if (code == -ENOENT || code == -ELOOP) code = 0;  // a link is no descriptor of ours
+  if (code < 0) return std::nullopt;
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Reader reader(text);
   NamespaceInfo info;

@@ -26,8 +26,9 @@ class NamespaceFiles {
   // Removes every file whose identity is not in `kept`: there are at most as many as a pool knows
   // namespaces, so that they stay within the space that is set aside for them.
   void prune(std::span<const NamespaceId> kept) const;
-  // nullopt: no such file, or not a sound one.
-  [[nodiscard]] std::optional<NamespaceInfo> load(const NamespaceId& id) const;
+  // nullopt with `code` 0: there is no such file, or not a sound one. With -errno: the disk failed,
+  // and nobody can say.
+  [[nodiscard]] std::optional<NamespaceInfo> load(const NamespaceId& id, int& code) const;
   // 0 or -errno; a file that is not there is fine.
   [[nodiscard]] int remove(const NamespaceId& id) const;
   [[nodiscard]] const std::string& directory() const noexcept { return directory_; }

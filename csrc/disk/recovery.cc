@@ -14,6 +14,7 @@ constexpr std::int64_t kRestNs = 30 * kSecond;  // after the disk failed, or the
 constexpr int kBeginTries = 5;
 constexpr int kEnterTries = 20;            // each waits for a lock itself
 constexpr std::uint32_t kScanAhead = 256;  // headers that the disk may be working on
+constexpr int kScanFailures = 3;
 constexpr std::uint64_t kScanBytes = std::uint64_t{1} << 20U;
 
 // Whether this page says that it heads record `number` of the region's present contents.
@@ -23,6 +24,14 @@ bool heads(const RecordHeader& page, const RegionHeader& region, std::uint32_t n
          page.store == region.store && page.region == region.region && generation &&
          page.number == number && round_up_page(page.payload_bytes) == region.stride &&
          page_holds(page);
+}
+
+// Whether the pool will never take this namespace: its blocks do not fit, or the pool knows it as
+// something else. A lock that was not free in time, or a full table, is a matter of waiting.
+bool never_taken(const Pool& pool, const NamespaceId& id, const Error& error) {
+  if (pool.off()) return false;
+  return error.kind() == ErrorKind::size || error.kind() == ErrorKind::argument ||
+         (error.kind() == ErrorKind::namespaces && pool.describe(id).has_value());
 }
 
 }  // namespace
@@ -79,23 +88,34 @@ RegionState Recovery::recover(std::uint32_t region) {
   std::uint64_t entered = 0;
   const auto summary = read_summary(context_, *header, code);
   if (summary) {
-    for (const SummaryRow& row : summary->rows) {
-      const Found found{Key::from_bytes(row.key),
-                        summary->namespaces[row.name_space],
-                        row.number,
-                        row.payload_checksum,
-                        row.payload_bytes,
-                        true};
-      if (round_up_page(row.payload_bytes) == header->stride && enter(region, found)) ++entered;
-    }
-    context_.catalog->set_sequence(region, summary->sequence);
+    code = enter_rows(*header, *summary, entered);
   } else if (code == 0) {
     code = scan(*header, entered);
   }
+  if (code < 0) {
+    // Begun anew, or continued, it would lose what lies where nobody could look.
+    context_.tally.failed(context_.tally.read_errors, "recover", region, code);
+    return RegionState::unknown;
+  }
   context_.tally.recovered_blocks.fetch_add(entered, std::memory_order_relaxed);
-  if (code < 0) context_.tally.failed(context_.tally.read_errors, "recover", region, code);
-  if (entered == 0) return code < 0 ? RegionState::unknown : RegionState::free;
+  if (entered == 0) return RegionState::free;
   return summary ? RegionState::sealed : RegionState::open;
+}
+
+int Recovery::enter_rows(const RegionHeader& header, const Summary& summary,
+                         std::uint64_t& entered) {
+  for (const SummaryRow& row : summary.rows) {
+    if (round_up_page(row.payload_bytes) != header.stride) continue;
+    const Found found{Key::from_bytes(row.key),
+                      summary.namespaces[row.name_space],
+                      row.number,
+                      row.payload_checksum,
+                      row.payload_bytes,
+                      true};
+    if (const int code = enter(header.region, found, entered); code < 0) return code;
+  }
+  context_.catalog->set_sequence(header.region, summary.sequence);
+  return 0;
 }
 
 // Every place is looked at: what was not synced may be missing in the middle. Small records are
@@ -112,7 +132,8 @@ int Recovery::scan(const RegionHeader& header, std::uint64_t& entered) {
   const AlignedBytes buffer(small ? batch * each : kPage);
   std::uint32_t expected = 0;
   int code = 0;
-  for (std::uint32_t number = 0; number < header.capacity && code == 0; number += batch) {
+  int failures = 0;
+  for (std::uint32_t number = 0; number < header.capacity; number += batch) {
     for (; !small && expected < std::min(number + kScanAhead, header.capacity); ++expected) {
       files.expect(file.get(), record_offset(header.stride, expected), kPage);
     }
@@ -120,22 +141,25 @@ int Recovery::scan(const RegionHeader& header, std::uint64_t& entered) {
     const std::int64_t bytes =
         files.read(file.get(), std::span(&part, 1), record_offset(header.stride, number));
     if (bytes < 0) code = static_cast<int>(bytes);
+    // The places behind it are looked at too, but a disk that fails again and again is left alone.
+    if (bytes < 0 && ++failures == kScanFailures) break;
     for (std::uint32_t i = 0; i < batch && number + i < header.capacity; ++i) {
       if (static_cast<std::int64_t>(i * each + kPage) > bytes) break;  // the file ends here
       const auto& page = *reinterpret_cast<const RecordHeader*>(buffer.data() + i * each);
       if (!heads(page, header, number + i)) continue;
       const Found found{Key::from_bytes(page.key), page.name_space,    page.number,
                         page.payload_checksum,     page.payload_bytes, false};
-      if (enter(header.region, found)) ++entered;
+      if (const int unclear = enter(header.region, found, entered); unclear < 0) return unclear;
     }
   }
   files.forget(file.get());
   return code;
 }
 
-bool Recovery::enter(std::uint32_t region, const Found& found) {
-  const auto index = namespace_index(found.name_space, found.payload_bytes);
-  if (!index) return false;
+int Recovery::enter(std::uint32_t region, const Found& found, std::uint64_t& entered) {
+  int code = 0;
+  const auto index = namespace_index(found.name_space, found.payload_bytes, code);
+  if (!index) return code;
   Catalog& catalog = *context_.catalog;
   DiskRef ref;
   // On a busy machine a lock may not be free in time: a block is not lost for that.
@@ -152,31 +176,37 @@ bool Recovery::enter(std::uint32_t region, const Found& found) {
       status = catalog.reserve(region, found.number, *index, found.key, ref);
     }
   }
-  if (status != ReserveStatus::ok) return false;
+  if (status != ReserveStatus::ok) return 0;
   catalog.publish(ref, found.checksum);
-  return true;
+  ++entered;
+  return 0;
 }
 
 std::optional<std::uint32_t> Recovery::namespace_index(const NamespaceId& id,
-                                                       std::uint64_t block_bytes) {
+                                                       std::uint64_t block_bytes, int& code) {
   const std::lock_guard guard(mutex_);
   auto known = namespaces_.find(id);
   if (known == namespaces_.end()) {
-    std::optional<std::uint32_t> index;
-    if (const auto info = context_.directory.namespaces().load(id)) {
-      try {
-        index = context_.pool->add_namespace(id, std::as_bytes(std::span(info->descriptor)),
-                                             info->block_bytes);
-      } catch (const Error&) {
-        // The pool has no room for it, or takes no blocks of this size: they are not found.
-      }
-    }
+    const auto index = learn(id, code);
+    if (code < 0) return std::nullopt;
     known = namespaces_.emplace(id, index).first;
   }
   if (!known->second || context_.pool->block_bytes(*known->second) != block_bytes) {
     return std::nullopt;
   }
   return known->second;
+}
+
+std::optional<std::uint32_t> Recovery::learn(const NamespaceId& id, int& code) {
+  const auto info = context_.directory.namespaces().load(id, code);
+  if (!info) return std::nullopt;
+  try {
+    return context_.pool->add_namespace(id, std::as_bytes(std::span(info->descriptor)),
+                                        info->block_bytes);
+  } catch (const Error& error) {
+    if (!never_taken(*context_.pool, id, error)) code = -EAGAIN;
+    return std::nullopt;
+  }
 }
 
 }  // namespace hpkv::disk

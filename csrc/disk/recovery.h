@@ -3,7 +3,9 @@
 //
 // Promises: a block that was synced is entered. What was not synced may be entered and turn out bad
 // when it is read. Where two regions have a block, the one with a summary wins: its bytes were
-// synced. A block whose namespace has no descriptor is left out.
+// synced. A block whose namespace has no descriptor is left out. Where the disk failed, or the pool
+// could not answer, the region stays unknown and is looked at again later: what was found of it is
+// served meanwhile, and nothing is written to it.
 // Owns: which namespaces were found so far. Threads: safe, several may recover regions at once.
 #pragma once
 
@@ -39,17 +41,22 @@ class Recovery {
   };
   // The state that the region is in from now on.
   [[nodiscard]] RegionState recover(std::uint32_t region);
+  // These three: 0, or -errno when not everything could be looked at.
+  [[nodiscard]] int enter_rows(const RegionHeader& header, const Summary& summary,
+                               std::uint64_t& entered);
   [[nodiscard]] int scan(const RegionHeader& header, std::uint64_t& entered);
-  [[nodiscard]] bool enter(std::uint32_t region, const Found& found);
+  [[nodiscard]] int enter(std::uint32_t region, const Found& found, std::uint64_t& entered);
+  // nullopt with `code` 0: blocks of this namespace are nobody's; with -errno: not known now.
   [[nodiscard]] std::optional<std::uint32_t> namespace_index(const NamespaceId& id,
-                                                             std::uint64_t block_bytes);
+                                                             std::uint64_t block_bytes, int& code);
+  [[nodiscard]] std::optional<std::uint32_t> learn(const NamespaceId& id, int& code);
   [[nodiscard]] bool resting(std::uint32_t region);
 
   Context& context_;
   std::atomic<std::uint32_t> next_{0};
   std::mutex mutex_;
-  std::map<NamespaceId, std::optional<std::uint32_t>> namespaces_;
-  std::vector<std::int64_t> try_again_ns_;  // by region; 0: at once
+  std::map<NamespaceId, std::optional<std::uint32_t>> namespaces_;  // only what will stay true
+  std::vector<std::int64_t> try_again_ns_;                          // by region; 0: at once
 };
 
 }  // namespace hpkv::disk

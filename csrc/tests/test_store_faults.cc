@@ -1,0 +1,70 @@
+// A disk that fails for a moment, or is full, costs nothing that it will give again: what nobody
+// could look at stays unknown until somebody can, and what is not synced keeps its old place.
+#include <algorithm>
+#include <map>
+
+#include "tests/store_rig.h"
+
+namespace hpkv::test {
+
+using disk::RegionState;
+
+constexpr std::uint64_t kStride = 20'480;
+constexpr std::int64_t kRest = 31 * kSecond;  // after it, recovery tries again
+
+// A store behind a hook, with a clock of its own.
+struct FaultyPlace {
+  explicit FaultyPlace(const Folder& folder) : place(place_in(folder)) {
+    files = std::make_shared<FaultyFiles>(place.files);
+    place.files = files;
+    place.clock = [now = now] { return *now; };
+  }
+  void pass(std::int64_t ns) { *now += ns; }
+
+  StorePlace place;
+  std::shared_ptr<FaultyFiles> files;
+  std::shared_ptr<std::int64_t> now = std::make_shared<std::int64_t>(kSecond);
+};
+
+// ---- what could not be looked at ----
+
+TEST(a_descriptor_that_cannot_be_read_now_costs_no_block) {
+  const Folder folder;
+  const auto keys = left_behind(folder, 4);
+  FaultyPlace faulty(folder);
+  StoreSide side(other_pool(folder, "second"), faulty.place, 2);
+  faulty.files->fail(FileCall::read, EIO, "/namespaces/");
+  side.recover_all();
+  CHECK(side.regions_in(RegionState::unknown) == 1 && side.count_served(keys) == 0);
+  CHECK(side.store->counters().read_errors == 1);
+  faulty.files->set_hook({});
+  // Others write as much as they like meanwhile.
+  const auto others = random_keys(2 * side.records_per_region(), 9);
+  CHECK(side.append(others).written == others.size());
+  faulty.pass(kRest);
+  side.recover_all();
+  CHECK(side.regions_in(RegionState::unknown) == 0 && side.count_served(keys) == 4);
+  require_sound(*side.pool);
+}
+
+TEST(a_table_of_namespaces_that_is_full_for_now_costs_no_block) {
+  const Folder folder;
+  const auto keys = left_behind(folder, 4);
+  FaultyPlace faulty(folder);
+  StoreSide side(other_pool(folder, "second"), faulty.place, 2);
+  auto crowd = Pool::open(other_pool(folder, "second"));
+  for (std::uint32_t i = 1; i < shm::kNamespaceCount; ++i) {
+    static_cast<void>(crowd->add_namespace(identity(static_cast<int>(100 + i)), {}, 4096));
+  }
+  side.recover_all();
+  CHECK(side.regions_in(RegionState::unknown) == 1 && side.count_served(keys) == 0);
+  crowd.reset();
+  faulty.pass(kRest);
+  side.recover_all();
+  CHECK(side.count_served(keys) == 4);
+  require_sound(*side.pool);
+}
+
+}  // namespace hpkv::test
+
+TEST_MAIN
