@@ -38,4 +38,12 @@ StoreCounters Tally::snapshot() const {
   return out;
 }
 
+int Context::available_bytes(std::uint64_t& bytes) {
+  FileSystemSpace space;
+  const int code = files.files().space(directory.path(), space);
+  if (code < 0) tally.failed(tally.read_errors, "ask how much space is left for", 0, code);
+  bytes = space.available_bytes;
+  return code;
+}
+
 }  // namespace hpkv::disk

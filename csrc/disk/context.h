@@ -61,14 +61,13 @@ struct Context {
   [[nodiscard]] std::uint64_t spare_bytes() const noexcept {
     return std::max(2 * header().region_bytes, std::uint64_t{64} << 20U);
   }
-  // Free bytes of the file system; 0 when it does not say.
-  [[nodiscard]] std::uint64_t available_bytes() noexcept {
-    FileSystemSpace space;
-    return files.files().space(directory.path(), space) < 0 ? 0 : space.available_bytes;
-  }
+  // Free bytes of the file system. 0, or -errno when it does not say: a disk that fails is no
+  // reason to give blocks up, and none to take more of it.
+  [[nodiscard]] int available_bytes(std::uint64_t& bytes);
   // Whether a region file may be made.
-  [[nodiscard]] bool may_grow() noexcept {
-    return available_bytes() >= spare_bytes() + header().region_bytes;
+  [[nodiscard]] bool may_grow() {
+    std::uint64_t bytes = 0;
+    return available_bytes(bytes) == 0 && bytes >= spare_bytes() + header().region_bytes;
   }
 };
 

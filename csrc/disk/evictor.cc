@@ -59,7 +59,9 @@ bool Evictor::evict_oldest() {
 int Evictor::shrink() {
   int code = 0;
   for (int i = 0; i < kRemovalsAtOnce; ++i) {
-    if (context_.available_bytes() >= context_.spare_bytes()) return 0;
+    std::uint64_t available = 0;
+    if (const int unknown = context_.available_bytes(available); unknown < 0) return unknown;
+    if (available >= context_.spare_bytes()) return 0;
     if (!remove_one(code)) return code;
   }
   return code;

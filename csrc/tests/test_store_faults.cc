@@ -65,6 +65,51 @@ TEST(a_table_of_namespaces_that_is_full_for_now_costs_no_block) {
   require_sound(*side.pool);
 }
 
+TEST(a_region_is_not_gone_on_with_before_all_of_it_was_looked_at) {
+  const Folder folder;
+  const auto keys = left_behind(folder, 3);
+  FaultyPlace faulty(folder);
+  StoreSide side(other_pool(folder, "second"), faulty.place);
+  int reads = 0;  // its header, the place of a summary, the records one by one
+  faulty.files->set_hook([&](FileCall call, const std::string& path) {
+    const bool ours = call == FileCall::read && path.ends_with("/regions/00000.hpkv");
+    return ours && ++reads == 4 ? -EIO : 0;
+  });
+  side.recover_all();
+  CHECK(reads > 4 && side.regions_in(RegionState::unknown) == 1);
+  CHECK(side.serves(keys[0]) && !side.on_disk(keys[1]) && side.serves(keys[2]));
+  const Key more = random_keys(1, 9)[0];
+  disk::DiskRef ref;
+  CHECK(side.append_one(more).written == 1 && side.catalog->find(more, ref) && ref.region != 0);
+  require_sound(*side.pool);
+  faulty.pass(kRest);
+  side.recover_all();
+  CHECK(side.count_served(keys) == 3 && side.catalog->region(0).state == RegionState::open);
+  require_sound(*side.pool);
+}
+
+TEST(a_file_system_that_does_not_say_what_is_free_makes_nothing_go_and_nothing_grow) {
+  const Folder folder;
+  FaultyPlace faulty(folder);
+  StoreSide side(folder.options(), faulty.place);
+  const std::uint32_t each = side.records_per_region();
+  const auto keys = random_keys(7 * each);
+  CHECK(side.append(std::span(keys).first(3 * each)).written == 3 * each);
+  const std::string regions = faulty.place.directory + "/regions";
+  const std::uint64_t before = bytes_in(regions);
+  faulty.files->fail(FileCall::space, EIO);
+  CHECK(side.store->tend() == EIO);
+  CHECK(side.store->counters().regions_removed == 0 && side.store->counters().read_errors == 1);
+  CHECK(side.count_served(std::span(keys).first(3 * each)) == 3 * each);
+  // It goes on in the regions that it has.
+  CHECK(side.append(std::span(keys).subspan(3 * each, each)).written == each);
+  CHECK(bytes_in(regions) == before);
+  faulty.files->set_hook({});
+  CHECK(side.store->tend() == 0);
+  CHECK(side.append(std::span(keys).last(3 * each)).written == 3 * each);
+  CHECK(bytes_in(regions) > before);
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN
