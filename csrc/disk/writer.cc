@@ -36,20 +36,41 @@ AppendResult Writer::append(std::uint32_t namespace_index, std::span<const Write
 }
 
 // A namespace has its descriptor before its first block, so that recovery knows what the block is.
+// A file that is there may be damaged: the first time, it is read, and what is not as it should be
+// is written anew. Later it is only looked for, because somebody may clear the namespace.
 int Writer::describe(const NamespaceInfo& info) {
   const NamespaceFiles& namespaces = context_.directory.namespaces();
   int code = namespaces.exists(info.id);
-  if (code != -ENOENT) return code;
-  // Those that the pool does not know have no block in the index. Regions that nobody has looked at
-  // may still hold some.
-  if (context_.catalog->stats().regions_unknown == 0) {
-    std::vector<NamespaceId> kept;
-    for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
-      if (const auto known = context_.pool->name_space(i)) kept.push_back(known->id);
+  if (code < 0 && code != -ENOENT) return code;
+  if (code == -ENOENT) {
+    prune_namespaces();
+  } else {
+    if (described_.contains(info.id)) return 0;
+    const auto found = namespaces.load(info.id, code);
+    const bool sound =
+        found && found->block_bytes == info.block_bytes && found->descriptor == info.descriptor;
+    if (sound) {
+      described_.insert(info.id);
+      return 0;
     }
-    namespaces.prune(kept);
   }
-  return namespaces.write(info);
+  code = namespaces.write(info);
+  if (code == 0) described_.insert(info.id);
+  return code;
+}
+
+// Those that the pool does not know have no block in the index. Regions that nobody has looked at,
+// or that somebody is looking at, may still hold some.
+void Writer::prune_namespaces() {
+  std::vector<NamespaceId> kept;
+  for (std::uint32_t i = 0; i < context_.region_count(); ++i) {
+    const RegionState state = context_.catalog->region(i).state;
+    if (state == RegionState::unknown || state == RegionState::recovering) return;
+  }
+  for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
+    if (const auto known = context_.pool->name_space(i)) kept.push_back(known->id);
+  }
+  context_.directory.namespaces().prune(kept);
 }
 
 void Writer::append_batch(Batch batch, AppendResult& result) {

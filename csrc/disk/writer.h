@@ -8,6 +8,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -67,6 +68,7 @@ class Writer {
 
   // All of these: mutex_ held.
   [[nodiscard]] int describe(const NamespaceInfo& info);
+  void prune_namespaces();
   void append_batch(Batch batch, AppendResult& result);
   [[nodiscard]] std::size_t write_some(OpenRegion& open, const Batch& batch, AppendResult& result);
   [[nodiscard]] OpenRegion* open_for(std::uint64_t stride, int& code);
@@ -88,6 +90,7 @@ class Writer {
   Evictor& evictor_;
   std::mutex mutex_;
   std::map<std::uint64_t, OpenRegion> open_;  // by stride
+  std::set<NamespaceId> described_;           // whose descriptors this process has seen sound
   // Orphans that were synced: file generation and number of the next record then.
   std::map<std::uint32_t, std::pair<std::uint32_t, std::uint32_t>> synced_orphans_;
 };

@@ -88,6 +88,50 @@ TEST(a_region_is_not_gone_on_with_before_all_of_it_was_looked_at) {
   require_sound(*side.pool);
 }
 
+std::string descriptor_file(const Folder& folder) {
+  const std::filesystem::directory_iterator files(place_in(folder).directory + "/namespaces");
+  return files->path();
+}
+
+TEST(a_damaged_descriptor_is_written_anew_before_the_next_block_of_its_namespace) {
+  const Folder folder;
+  static_cast<void>(left_behind(folder, 1));
+  flip(descriptor_file(folder), 40);
+  const auto keys = random_keys(2, 9);
+  {
+    FaultyPlace faulty(folder);
+    StoreSide side(other_pool(folder, "second"), faulty.place);
+    CHECK(side.append_one(keys[0]).written == 1);
+    int reads = 0;
+    faulty.files->set_hook([&](FileCall call, const std::string& path) {
+      reads += call == FileCall::read && path.find("/namespaces/") != std::string::npos ? 1 : 0;
+      return 0;
+    });
+    CHECK(side.append_one(keys[1]).written == 1);
+    CHECK(reads == 0);  // once is enough
+  }
+  StoreSide side(other_pool(folder, "third"), place_in(folder));
+  side.recover_all();
+  CHECK(side.count_served(keys) == 2);
+}
+
+TEST(a_descriptor_that_cannot_be_read_is_written_anew_too) {
+  const Folder folder;
+  static_cast<void>(left_behind(folder, 1));
+  const auto keys = random_keys(1, 9);
+  {
+    FaultyPlace faulty(folder);
+    StoreSide side(other_pool(folder, "second"), faulty.place);
+    const auto before = std::filesystem::last_write_time(descriptor_file(folder));
+    faulty.files->fail(FileCall::read, EIO, "/namespaces/");
+    CHECK(side.append(keys).written == 1);
+    CHECK(std::filesystem::last_write_time(descriptor_file(folder)) != before);
+  }
+  StoreSide side(other_pool(folder, "third"), place_in(folder));
+  side.recover_all();
+  CHECK(side.count_served(keys) == 1);
+}
+
 TEST(a_file_system_that_does_not_say_what_is_free_makes_nothing_go_and_nothing_grow) {
   const Folder folder;
   FaultyPlace faulty(folder);
