@@ -205,6 +205,11 @@ void Writer::leave() noexcept {
     static_cast<void>(context_.catalog->settle(open.region, RegionState::open, RegionState::open));
   }
   open_.clear();
+  for (const Carried& carried : carried_) {
+    static_cast<void>(
+        context_.catalog->settle(carried.from, RegionState::dropping, RegionState::sealed));
+  }
+  carried_.clear();
 }
 
 }  // namespace hpkv::disk

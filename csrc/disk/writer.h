@@ -59,6 +59,13 @@ class Writer {
       return (next - synced) * record_bytes(stride);
     }
   };
+  // A region whose blocks were carried over to a file that could not be synced yet: it is ours, and
+  // keeps its file as it is.
+  struct Carried {
+    std::uint32_t from = 0;
+    std::uint32_t to = 0;
+    RegionFiles::Handle file;
+  };
   struct Batch {
     std::uint32_t namespace_index = 0;
     NamespaceId name_space{};
@@ -80,6 +87,7 @@ class Writer {
   [[nodiscard]] bool room_is_left();
   bool make_room_locked(std::uint64_t stride);
   void carry(std::span<const DiskRef> refs);
+  int finish_carried();
   int sync_one(OpenRegion& open);
   void give_up_lost();
   int tend_orphan(const RegionInfo& info, bool crowded);
@@ -90,7 +98,8 @@ class Writer {
   Evictor& evictor_;
   std::mutex mutex_;
   std::map<std::uint64_t, OpenRegion> open_;  // by stride
-  std::set<NamespaceId> described_;           // whose descriptors this process has seen sound
+  std::vector<Carried> carried_;
+  std::set<NamespaceId> described_;  // whose descriptors this process has seen sound
   // Orphans that were synced: file generation and number of the next record then.
   std::map<std::uint32_t, std::pair<std::uint32_t, std::uint32_t>> synced_orphans_;
 };

@@ -164,6 +164,7 @@ bool Writer::make_room(std::uint64_t stride) {
 }
 
 bool Writer::make_room_locked(std::uint64_t stride) {
+  if (finish_carried() < 0) return false;
   const auto region = evictor_.take_oldest();
   if (!region) return false;
   const auto open = open_.find(stride);
@@ -173,9 +174,27 @@ bool Writer::make_room_locked(std::uint64_t stride) {
     if (refs.size() > room) refs.resize(room);
     carry(refs);
     // What was synced in the old place stays so: the old place is written over only after this.
-    if (!refs.empty()) static_cast<void>(sync_one(open->second));
+    if (!refs.empty() && sync_one(open->second) < 0) {
+      carried_.push_back({*region, open->second.region, open->second.file});
+      return false;
+    }
   }
   return evictor_.finish(*region);
+}
+
+// Regions that wait for a sync of what was carried out of them. 0 or -errno.
+int Writer::finish_carried() {
+  while (!carried_.empty()) {
+    const Carried& carried = carried_.back();
+    const int code = context_.files.files().sync(carried.file->get());
+    if (code < 0) {
+      context_.tally.failed(context_.tally.sync_errors, "sync", carried.to, code);
+      return code;
+    }
+    static_cast<void>(evictor_.finish(carried.from));
+    carried_.pop_back();
+  }
+  return 0;
 }
 
 // Reads blocks of a region that is being dropped and writes them again, a buffer at a time.
@@ -221,7 +240,7 @@ int Writer::tend_regions() {
     const RegionInfo info = context_.catalog->region(i);
     if (info.state == RegionState::open && !info.owned) orphans.push_back(info);
   }
-  int worst = 0;
+  int worst = finish_carried();
   const std::uint32_t kept = std::min(kOrphansKept, context_.region_count() / 8);
   for (std::size_t i = 0; i < orphans.size(); ++i) {
     const int code = tend_orphan(orphans[i], orphans.size() - i > kept);

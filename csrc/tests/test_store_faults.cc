@@ -154,6 +154,42 @@ TEST(a_file_system_that_does_not_say_what_is_free_makes_nothing_go_and_nothing_g
   CHECK(bytes_in(regions) > before);
 }
 
+// ---- what is not synced ----
+
+TEST(a_region_goes_only_after_what_was_carried_out_of_it_is_synced) {
+  const Folder folder;
+  FaultyPlace faulty(folder);
+  std::optional<StoreSide> side(std::in_place, folder.options(), faulty.place);
+  const std::uint32_t each = side->records_per_region();
+  const auto keys = random_keys(3 * each + 1);
+  CHECK(side->append(keys).written == keys.size());
+  CHECK(side->pool->clear() > 0);  // a block that is in the pool is not worth carrying
+  const auto touch = [&](const Key& key) {
+    disk::DiskRef ref;
+    CHECK(side->catalog->find(key, ref));
+    side->catalog->touch(std::span(&ref, 1));
+  };
+  touch(keys[0]);
+  faulty.files->fail(FileCall::sync, EIO, "/regions/");
+  CHECK(!side->store->make_room(kStride) && !side->store->make_room(kStride));
+  CHECK(side->store->tend() == EIO);
+  CHECK(side->store->counters().carried_blocks == 1 && side->serves(keys[0]));
+  CHECK(side->catalog->region(0).state == RegionState::dropping);
+  CHECK(side->regions_in(RegionState::sealed) == 2);
+  faulty.files->set_hook({});
+  CHECK(side->store->tend() == 0);
+  CHECK(side->catalog->region(0).state == RegionState::free);
+  CHECK(side->serves(keys[0]) && !side->on_disk(keys[1]));
+  // Who leaves meanwhile leaves the old place to the next.
+  touch(keys[each]);
+  faulty.files->fail(FileCall::sync, EIO, "/regions/");
+  CHECK(!side->store->make_room(kStride));
+  side.emplace(folder.options(), faulty.place);
+  CHECK(side->catalog->region(1).state == RegionState::sealed);
+  CHECK(side->serves(keys[each]) && side->serves(keys[each + 1]));
+  require_sound(*side->pool);
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN
