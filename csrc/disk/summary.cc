@@ -121,6 +121,18 @@ int seal_region(Context& context, std::uint32_t region) {
   return 0;
 }
 
+int void_summary(Context& context, const FileHandle& file, const RegionHeader& header) {
+  const AlignedBytes nothing(kPage);
+  const iovec part{nothing.data(), nothing.size()};
+  const std::int64_t written =
+      context.files.files().write(file.get(), std::span(&part, 1),
+                                  summary_offset(context.header().region_bytes, header.capacity));
+  if (written >= 0) return 0;
+  context.tally.failed(context.tally.write_errors, "void the summary of", header.region,
+                       static_cast<int>(written));
+  return static_cast<int>(written);
+}
+
 std::optional<Summary> read_summary(Context& context, const RegionHeader& header, int& code) {
   code = 0;
   const RegionFiles::Handle file = context.files.open(header.region, code);

@@ -16,6 +16,11 @@ namespace hpkv::disk {
 // it sealed. 0, or -errno, and then the region is left open without an owner, to be tried again.
 [[nodiscard]] int seal_region(Context& context, std::uint32_t region);
 
+// Makes the summary of a region void, before records are added to a region that may have one. It
+// need not be synced by itself: whatever syncs the records syncs this too. 0 or -errno.
+[[nodiscard]] int void_summary(Context& context, const FileHandle& file,
+                               const RegionHeader& header);
+
 struct Summary {
   std::uint64_t sequence = 0;
   std::vector<NamespaceId> namespaces;

@@ -46,9 +46,11 @@ bool Writer::adopt(std::uint64_t stride) {
     const bool same = header && header->generation == info.file_generation &&
                       header->stride == stride && header->capacity == info.capacity &&
                       info.used < info.capacity;
-    if (!file || !same) {
-      // Not the file that the index speaks of, or one that cannot be read now: left to
-      // tend_regions.
+    // It was sealed, perhaps, but for the last sync: recovery would believe that summary, and not
+    // look for what is added now.
+    if (!file || !same || void_summary(context_, *file, *header) < 0) {
+      // Not the file that the index speaks of, or one that cannot be read or written now: left
+      // to tend_regions.
       static_cast<void>(context_.catalog->settle(i, RegionState::open, RegionState::open));
       continue;
     }

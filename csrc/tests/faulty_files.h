@@ -5,9 +5,11 @@
 // called by several threads at once.
 #pragma once
 
+#include <cerrno>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "disk/files.h"
 
@@ -154,5 +156,15 @@ class FaultyFiles final : public disk::Files {
   bool space_is_set_ = false;
   std::uint64_t available_ = 0;
 };
+
+// A disk that fails the sync of a file that was written to since: of a summary, and not of the
+// records before it.
+inline FaultyFiles::Hook no_sync_after_a_write() {
+  return [written = std::make_shared<std::set<std::string>>()](FileCall call,
+                                                               const std::string& path) {
+    if (call == FileCall::write) written->insert(path);
+    return call == FileCall::sync && written->contains(path) ? -EIO : 0;
+  };
+}
 
 }  // namespace hpkv::test

@@ -1,7 +1,6 @@
 // A disk that fails for a moment, or is full, costs nothing that it will give again: what nobody
 // could look at stays unknown until somebody can, and what is not synced keeps its old place.
 #include <algorithm>
-#include <map>
 
 #include "tests/store_rig.h"
 
@@ -188,6 +187,33 @@ TEST(a_region_goes_only_after_what_was_carried_out_of_it_is_synced) {
   CHECK(side->catalog->region(1).state == RegionState::sealed);
   CHECK(side->serves(keys[each]) && side->serves(keys[each + 1]));
   require_sound(*side->pool);
+}
+
+TEST(what_is_added_to_a_region_that_was_nearly_sealed_is_found_again) {
+  const Folder folder;
+  constexpr std::size_t kOrphans = 5;  // more than a store this small keeps
+  const auto keys = random_keys(kOrphans + 1);
+  FaultyPlace faulty(folder);
+  {
+    std::vector<std::unique_ptr<StoreSide>> sides;
+    for (std::size_t i = 0; i < kOrphans; ++i) {
+      sides.push_back(std::make_unique<StoreSide>(folder.options(), place_in(folder)));
+      CHECK(sides.back()->append_one(keys[i]).written == 1);
+    }
+    StoreSide side(folder.options(), faulty.place);
+    sides.clear();
+    faulty.files->set_hook(no_sync_after_a_write());
+    CHECK(side.store->tend() == EIO);
+    CHECK(side.regions_in(RegionState::open) == kOrphans);
+    faulty.files->set_hook({});
+    CHECK(side.append_one(keys.back()).written == 1);
+    disk::DiskRef ref;
+    CHECK(side.catalog->find(keys.back(), ref) && ref.region == 0 && ref.number == 1);
+    CHECK(side.store->sync_aged(true) == 0);
+  }
+  StoreSide side(other_pool(folder, "second"), place_in(folder));
+  side.recover_all();
+  CHECK(side.count_served(keys) == keys.size());
 }
 
 }  // namespace hpkv::test

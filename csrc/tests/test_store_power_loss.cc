@@ -39,15 +39,10 @@ struct Moment {
 
 class Workload {
  public:
-  explicit Workload(const PoolOptions& pool) : disk_(std::make_shared<MemoryDisk>()) {
-    StorePlace place{.directory = "/disk/store",
-                     .files = disk_,
-                     .bytes = kSmallStore,
-                     .block_bytes = kSmallBlock};
+  explicit Workload(const PoolOptions& pool) : pool_(pool) {
     CHECK(disk_->make_directory("/disk") == 0);  // whoever makes the parent also syncs it
     CHECK(disk_->sync_directory("") == 0);
-    side_.emplace(pool, place);
-    other_.emplace(pool, place);
+    enter();
     created_ = disk_->change_count();
     disk_->set_observer([this](const DiskChange& change) { watch_order(change); });
     run();
@@ -64,6 +59,14 @@ class Workload {
   [[nodiscard]] std::size_t created() const { return created_; }
 
  private:
+  void enter() {
+    const StorePlace place{.directory = "/disk/store",
+                           .files = files_,
+                           .bytes = kSmallStore,
+                           .block_bytes = kSmallBlock};
+    side_.emplace(pool_, place);
+    other_.emplace(pool_, place);
+  }
   void run() {
     note(false);
     const std::uint32_t each = side_->records_per_region();
@@ -72,6 +75,7 @@ class Workload {
       append(*side_, 1 + step % 3);
       append(*other_, step % 3 == 0 ? 4 : 1);
       if (step % 5 == 2) sync();
+      if (step == 3 || step == 7) seal_nearly();
       // In every region something is worth carrying over.
       for (std::size_t key = 0; key < next_; key += 3) touch(key);
       if (next_ > places + each && step % 9 == 0) shrink();
@@ -90,6 +94,18 @@ class Workload {
   }
   void sync() {
     CHECK(side_->store->sync_aged(true) == 0 && other_->store->sync_aged(true) == 0);
+    note(true);
+  }
+  // Both leave and come back. Of the two regions that they left open one is sealed before it is
+  // full, all but for the last sync, and then gone on with.
+  void seal_nearly() {
+    const auto keep = Pool::open(pool_);
+    side_.reset();
+    other_.reset();
+    enter();
+    files_->set_hook(no_sync_after_a_write());
+    CHECK(side_->store->tend() == EIO && side_->regions_in(RegionState::open) == 2);
+    files_->set_hook({});
     note(true);
   }
   void touch(std::size_t key) {
@@ -133,7 +149,9 @@ class Workload {
       violations.push_back("reused while the index had its blocks: " + change.path);
   }
 
-  std::shared_ptr<MemoryDisk> disk_;
+  const PoolOptions pool_;
+  std::shared_ptr<MemoryDisk> disk_ = std::make_shared<MemoryDisk>();
+  std::shared_ptr<FaultyFiles> files_ = std::make_shared<FaultyFiles>(disk_);
   std::optional<StoreSide> side_;
   std::optional<StoreSide> other_;  // another process of the same pool
   std::size_t created_ = 0;
