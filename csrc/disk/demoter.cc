@@ -45,6 +45,21 @@ class Pins {
   std::vector<Key> keys_;
 };
 
+// A full disk is no failure: nothing rests for it, and the next attempt may find room. But it is
+// said once, and once that it is over. True: it was said now that there is none.
+bool room_ran_out(Tier& tier, const AppendResult& result) {
+  if (result.no_room) {
+    if (tier.short_of_room.exchange(true, std::memory_order_relaxed)) return false;
+    tier.notices->say("disk tier: writing finds no space (" + tier.store->counters().last_error +
+                      "); blocks are not kept on disk until there is some");
+    return true;
+  }
+  if (result.written > 0 && tier.short_of_room.exchange(false, std::memory_order_relaxed)) {
+    tier.notices->say("disk tier: writing finds space again");
+  }
+  return false;
+}
+
 void demote_batch(Tier& tier, std::uint32_t namespace_index, std::span<const Key> keys,
                   DemoteResult& total) {
   const Pins pins(*tier.pool, keys);
@@ -59,7 +74,7 @@ void demote_batch(Tier& tier, std::uint32_t namespace_index, std::span<const Key
     tier.writing.succeeded();
   }
   const std::uint64_t bytes = result.written * tier.pool->block_bytes(namespace_index);
-  tier.pool->count_disk(bytes, 0, result.error != 0 ? 1 : 0);
+  tier.pool->count_disk(bytes, 0, room_ran_out(tier, result) || result.error != 0 ? 1 : 0);
   tier.demoted_blocks.fetch_add(result.written, std::memory_order_relaxed);
   tier.demoted_bytes.fetch_add(bytes, std::memory_order_relaxed);
   tier.demotions_refused.fetch_add(result.refused, std::memory_order_relaxed);

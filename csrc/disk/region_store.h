@@ -46,6 +46,7 @@ struct AppendResult {
   std::uint32_t present = 0;  // on disk already, or another process is writing it
   std::uint32_t refused = 0;  // no room, too large for a region, or the disk failed
   int error = 0;              // errno of the last failure of the disk, 0 when there was none
+  bool no_room = false;       // some were refused because no region was to be had for them
 };
 
 enum class ReadOutcome {

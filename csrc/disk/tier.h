@@ -36,6 +36,8 @@ struct Tier {
   Breaker writing;
   Breaker keeping;  // for its log lines only: it stops nobody
 
+  std::atomic<bool> short_of_room{false};  // the last block that needed a place found none
+
   // Fault injection: every read or write of blocks is late by so much.
   std::atomic<std::int64_t> read_delay_ns{0};
   std::atomic<std::int64_t> write_delay_ns{0};

@@ -84,6 +84,7 @@ void Writer::append_batch(Batch batch, AppendResult& result) {
       result.refused += static_cast<std::uint32_t>(batch.items.size());
       if (code < 0) result.error = -code;
       if (open == nullptr && code == 0) {  // no failure of the disk: there is just no place
+        result.no_room = true;
         context_.tally.failed(context_.tally.space_errors, "find room for a", 0, -ENOSPC);
       }
       return;
