@@ -3,7 +3,7 @@
 // and a few times what the disk served since. So a store fills once, goes on filling while that
 // pays, and prompts that nobody asks again stop being written (docs/decisions/004).
 //
-// Threads: safe; the credit may be overdrawn by what is being written.
+// Threads: safe; the credit may be overdrawn by what is written at one look.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class Admission {
     if (fixed_) return *fixed_;
     return credit_.load(std::memory_order_relaxed) > 0 ? 0 : 1;
   }
-  // Blocks that were never loaded back are being written.
+  // Blocks that were never loaded back were written. What could not be costs nothing.
   void wrote_unused(std::uint64_t bytes) noexcept {
     credit_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
   }

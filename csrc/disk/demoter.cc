@@ -164,7 +164,7 @@ class Demoter::Desk {
 
  private:
   void demote_coldest(const Survey& survey, std::uint64_t wanted_bytes, Round& round) {
-    std::map<std::uint32_t, std::vector<Key>> by_namespace;
+    std::map<std::uint32_t, std::vector<Survey::Block>> by_namespace;
     std::uint64_t chosen_bytes = 0;
     for (const Survey::Block& block : survey.coldest) {
       if (chosen_bytes >= wanted_bytes) break;
@@ -172,23 +172,38 @@ class Demoter::Desk {
       if (!info) continue;
       const std::uint64_t stride = round_up_page(info->block_bytes);
       chosen_bytes += stride;
-      if (!block.used) tier_->admission.wrote_unused(stride);
-      std::vector<Key>& keys = by_namespace[block.namespace_index];
-      keys.push_back(block.key);
-      if (keys.size() >= batch_blocks(stride) && !flush(block.namespace_index, keys, round)) return;
+      std::vector<Survey::Block>& blocks = by_namespace[block.namespace_index];
+      blocks.push_back(block);
+      if (blocks.size() >= batch_blocks(stride) && !flush(block.namespace_index, blocks, round))
+        return;
     }
-    for (auto& [index, keys] : by_namespace) {
-      if (!keys.empty() && !flush(index, keys, round)) return;
+    for (auto& [index, blocks] : by_namespace) {
+      if (!blocks.empty() && !flush(index, blocks, round)) return;
     }
   }
 
   // The coldest come tail first; in the file the head of a prefix comes first. False: no more now.
-  bool flush(std::uint32_t namespace_index, std::vector<Key>& keys, Round& round) {
-    std::reverse(keys.begin(), keys.end());
+  bool flush(std::uint32_t namespace_index, std::vector<Survey::Block>& blocks, Round& round) {
+    std::vector<Key> keys;
+    for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) keys.push_back(block->key);
     const DemoteResult result = demote(*tier_, namespace_index, keys);
-    keys.clear();
+    charge(namespace_index, blocks, result.written);
+    blocks.clear();
     if (result.written + result.present > 0) round.progress = true;
     return result.refused == 0 && tier_->writing.accepts() && !pause_.stopping();
+  }
+
+  // Of these blocks so many were written: those never loaded back are paid for.
+  void charge(std::uint32_t namespace_index, std::span<const Survey::Block> blocks,
+              std::uint64_t written) {
+    std::uint64_t unused = 0;
+    for (const Survey::Block& block : blocks) {
+      DiskRef ref;
+      if (!block.used && tier_->catalog->find(block.key, ref)) ++unused;
+    }
+    const auto info = tier_->pool->name_space(namespace_index);
+    if (!info) return;
+    tier_->admission.wrote_unused(std::min(unused, written) * round_up_page(info->block_bytes));
   }
 
   const std::shared_ptr<Tier> tier_;

@@ -25,6 +25,39 @@ TEST(a_full_disk_is_said_and_counted_once_and_used_again_when_it_has_room) {
   require_sound(*rig.own.pool);
 }
 
+// A pool that is full of blocks that nobody loaded back.
+void fill_pool(Rig& rig, std::uint64_t seed) {
+  const std::uint64_t before = rig.own.pool->stats().evictions;
+  while (rig.own.pool->stats().evictions == before) rig.store_in_pool(random_keys(1, seed++));
+}
+
+TEST(what_could_not_be_written_costs_no_credit) {
+  Rig rig;
+  rig.attach(std::nullopt);
+  fill_pool(rig, 100);
+  rig.files->set_available(1 * kMiB);
+  // Each would cost an eighth of the credit.
+  for (int i = 0; i < 20; ++i) CHECK(rig.own.store->demote_round());
+  CHECK(rig.own.store->stats().demoted_blocks == 0);
+  rig.files->set_available(1024 * kMiB);
+  while (rig.own.store->demote_round()) {
+  }
+  CHECK(rig.own.store->stats().demoted_blocks > 100);
+}
+
+TEST(what_was_written_is_paid_for_until_the_credit_is_used_up) {
+  Rig rig(16 * kMiB, 16 * kMiB);
+  rig.attach(std::nullopt);
+  for (std::uint64_t i = 1; i <= 8; ++i) {
+    fill_pool(rig, 10'000 * i);
+    for (int more = 0; more < 100 && rig.own.store->demote_round(); ++more) {
+    }
+    CHECK(rig.own.pool->clear() > 0);
+  }
+  const std::uint64_t written = rig.own.store->stats().demoted_blocks * kStride;
+  CHECK(written >= 16 * kMiB - kStride && written <= 24 * kMiB);
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN
