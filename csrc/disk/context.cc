@@ -38,6 +38,14 @@ StoreCounters Tally::snapshot() const {
   return out;
 }
 
+bool Context::recovered() const noexcept {
+  for (std::uint32_t i = 0; i < region_count(); ++i) {
+    const RegionState state = catalog->region(i).state;
+    if (state == RegionState::unknown || state == RegionState::recovering) return false;
+  }
+  return true;
+}
+
 int Context::available_bytes(std::uint64_t& bytes) {
   FileSystemSpace space;
   const int code = files.files().space(directory.path(), space);

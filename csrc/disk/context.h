@@ -56,6 +56,8 @@ struct Context {
   [[nodiscard]] const StoreHeader& header() const noexcept { return directory.header(); }
   [[nodiscard]] std::uint32_t region_count() const noexcept { return header().region_count; }
 
+  // Whether the index has what every region holds. Once it has, that stays so.
+  [[nodiscard]] bool recovered() const noexcept;
   // How much must stay free for others: below it the store gives back, and it grows only well
   // above.
   [[nodiscard]] std::uint64_t spare_bytes() const noexcept {

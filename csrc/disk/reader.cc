@@ -135,7 +135,7 @@ VerifyReport Reader::verify(const std::function<bool(const VerifyReport&)>& prog
       if (progress && !progress(report)) return report;
     }
   }
-  report.complete = true;
+  report.complete = context_.recovered();
   return report;
 }
 

@@ -63,7 +63,7 @@ struct VerifyReport {
   std::uint64_t stale = 0;
   std::uint64_t io_errors = 0;
   std::uint64_t total_blocks = 0;  // in the index when it began
-  bool complete = false;           // false: stopped by `progress`, or the store closed
+  bool complete = false;  // false: stopped by `progress`, or there are regions not recovered yet
 };
 
 struct StoreInfo {

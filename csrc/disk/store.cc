@@ -18,12 +18,24 @@ using std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLook{200};  // how often somebody looks whether a call hangs
 constexpr std::chrono::seconds kRecoverMost{600};
 
+std::uint32_t regions_in(const Catalog& catalog, RegionState state) {
+  std::uint32_t count = 0;
+  for (std::uint32_t i = 0; i < catalog.region_count(); ++i) {
+    count += catalog.region(i).state == state ? 1 : 0;
+  }
+  return count;
+}
+
 }  // namespace
 
 class Store::Impl {
  public:
   Impl(std::shared_ptr<Tier> shared, const StoreOptions& options)
-      : tier(std::move(shared)), demoter(tier), keeper(tier), promoter(tier, options.read_threads) {
+      : tier(std::move(shared)),
+        demoter(tier),
+        keeper(tier),
+        promoter(tier, options.read_threads),
+        recover_wait(options.recover_wait_ns) {
     if (!options.background) return;
     demoter.start();
     keeper.start();
@@ -33,6 +45,7 @@ class Store::Impl {
   Demoter demoter;
   Keeper keeper;
   Promoter promoter;
+  const nanoseconds recover_wait;
   const int process = ::getpid();
   bool closed = false;
   bool closed_well = true;
@@ -92,18 +105,19 @@ int Store::sync() { return impl_->tier->store->sync_aged(true); }
 void Store::recover() {
   const Tier& tier = *impl_->tier;
   const auto deadline = steady_clock::now() + kRecoverMost;
-  const auto unknown = [&tier] {
-    for (std::uint32_t i = 0; i < tier.catalog->region_count(); ++i) {
-      const RegionState state = tier.catalog->region(i).state;
-      if (state == RegionState::unknown || state == RegionState::recovering) return true;
-    }
-    return false;
-  };
+  auto moved = steady_clock::now();
+  std::uint32_t held = 0;
   while (!tier.pool->off() && steady_clock::now() < deadline) {
     while (tier.store->recover_one()) {
     }
-    if (!unknown()) return;
-    sleep_ns(kMillisecond);  // others are at the last ones
+    // Those that are unknown now were tried and failed. Others may be at work, or stopped, with
+    // those that they hold.
+    const std::uint32_t before = held;
+    held = regions_in(*tier.catalog, RegionState::recovering);
+    if (held == 0 && before == 0) return;
+    if (held != before) moved = steady_clock::now();
+    if (steady_clock::now() - moved >= impl_->recover_wait) return;
+    sleep_ns(kMillisecond);
   }
 }
 

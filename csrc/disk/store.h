@@ -35,6 +35,8 @@ struct StoreOptions {
   std::shared_ptr<Files> files;  // null: the operating system's
   Breaker::Clock clock = &now_ns;
   std::int64_t takeover_wait_ns = 5 * kSecond;
+  std::int64_t recover_wait_ns =
+      10 * kSecond;  // for others that recover regions and get no further
 };
 
 struct StoreStats {
@@ -82,7 +84,8 @@ class Store {
   bool demote_round();
   // Until what was written would survive a power loss; 0 or an errno.
   int sync();
-  // Enters every block that the files hold into the index, unless that is done.
+  // Enters every block that the files hold into the index, unless that is done. Regions that cannot
+  // be read now, or that others hold and get no further with, are left out: verify() tells.
   void recover();
   // The identities of which there are blocks on disk.
   [[nodiscard]] std::vector<NamespaceId> namespaces() const;

@@ -62,11 +62,8 @@ int Writer::describe(const NamespaceInfo& info) {
 // Those that the pool does not know have no block in the index. Regions that nobody has looked at,
 // or that somebody is looking at, may still hold some.
 void Writer::prune_namespaces() {
+  if (!context_.recovered()) return;
   std::vector<NamespaceId> kept;
-  for (std::uint32_t i = 0; i < context_.region_count(); ++i) {
-    const RegionState state = context_.catalog->region(i).state;
-    if (state == RegionState::unknown || state == RegionState::recovering) return;
-  }
   for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
     if (const auto known = context_.pool->name_space(i)) kept.push_back(known->id);
   }

@@ -363,6 +363,7 @@ TEST(verify_reads_every_block_and_drops_bad_ones_only_when_asked) {
   StoreSide side(folder.options(), place_in(folder));
   const auto keys = random_keys(9);
   CHECK(side.append(keys).written == keys.size());
+  side.recover_all();
   const std::string path = place_in(folder).directory + "/regions/00000.hpkv";
   flip(path, disk::record_offset(20'480, 1) + 4096 + 777);
   const auto looked = side.store->verify({}, false);

@@ -58,6 +58,31 @@ TEST(what_was_written_is_paid_for_until_the_credit_is_used_up) {
   CHECK(written >= 16 * kMiB - kStride && written <= 24 * kMiB);
 }
 
+// ---- recovery ----
+
+TEST(recovery_waits_for_nobody_who_gets_no_further_and_a_verification_says_what_is_missing) {
+  Rig rig;
+  const auto keys = rig.on_disk_only(3);
+  const auto all_verified = [&] {
+    const auto report = rig.own.store->verify({}, false);
+    CHECK(report.blocks == 3 && report.bad == 0);
+    return report.complete;
+  };
+  CHECK(all_verified());
+  const std::shared_ptr<Pool> stopped = Pool::open(rig.pool_options);
+  disk::Catalog theirs(stopped);
+  const std::uint32_t last = theirs.region_count() - 1;
+  CHECK(theirs.claim(last, disk::RegionState::free, disk::RegionState::recovering));
+  rig.own.store->recover();
+  CHECK(theirs.region(last).state == disk::RegionState::recovering && !all_verified());
+  // What cannot be read now is not waited for either.
+  rig.files->fail(FileCall::open, EIO, "/regions/");
+  CHECK(theirs.settle(last, disk::RegionState::recovering, disk::RegionState::unknown));
+  rig.own.store->recover();
+  rig.files->set_hook({});
+  CHECK(theirs.region(last).state == disk::RegionState::unknown && !all_verified());
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN

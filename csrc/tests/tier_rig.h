@@ -86,6 +86,7 @@ struct Rig {
     options.files = files;
     options.clock = [now = now] { return now->load(); };
     options.takeover_wait_ns = 0;
+    options.recover_wait_ns = 50 * kMillisecond;
     out.store = Store::open(out.pool, options);
     out.store->recover();
     out.index = out.pool->add_namespace(identity(1), {}, kBlock);
