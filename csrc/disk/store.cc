@@ -41,10 +41,18 @@ class Store::Impl {
     keeper.start();
   }
 
+  // What is not synced is synced now, and that may hang like any other call of the disk: a thread
+  // does it that can be left behind.
+  [[nodiscard]] bool leave_within(nanoseconds timeout) {
+    leaver.start(1, [tier = tier] { tier->store->close(); });
+    return leaver.join_within(timeout);
+  }
+
   const std::shared_ptr<Tier> tier;
   Demoter demoter;
   Keeper keeper;
   Promoter promoter;
+  Crew leaver;
   const nanoseconds recover_wait;
   const int process = ::getpid();
   bool closed = false;
@@ -206,7 +214,8 @@ bool Store::close(nanoseconds timeout) {
   const bool demoter = impl.demoter.join_within(left());
   const bool keeper = impl.keeper.join_within(left());
   impl.closed_well = promoter && demoter && keeper;
-  if (impl.closed_well) impl.tier->store->close();
+  // Only when nobody is left who may write.
+  impl.closed_well = impl.closed_well && impl.leave_within(left());
   impl.tier->notices->close();
   return impl.closed_well;
 }

@@ -100,8 +100,8 @@ class Store {
   void set_read_delay(std::chrono::nanoseconds delay) noexcept;
   void set_write_delay(std::chrono::nanoseconds delay) noexcept;
 
-  // Ends the threads. False: one is stuck in the disk; it is left alone, and the pool must stay
-  // open. Idempotent. Tickets may outlive it.
+  // Ends the threads and syncs what was written. False: something is stuck in the disk; it is left
+  // alone, and the pool must stay open. Idempotent. Tickets may outlive it.
   [[nodiscard]] bool close(std::chrono::nanoseconds timeout);
 
  private:

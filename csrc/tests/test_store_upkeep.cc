@@ -83,6 +83,21 @@ TEST(recovery_waits_for_nobody_who_gets_no_further_and_a_verification_says_what_
   CHECK(theirs.region(last).state == disk::RegionState::unknown && !all_verified());
 }
 
+// ---- leaving ----
+
+TEST(a_last_sync_that_hangs_holds_nobody_who_closes_longer_than_asked) {
+  Rig rig;
+  const auto keys = rig.on_disk_only(10);
+  rig.hang(FileCall::sync);
+  CHECK(!rig.own.store->close(std::chrono::milliseconds(50)));
+  CHECK(!rig.own.store->close(kLong));  // the answer stays
+  rig.door->await_somebody();
+  rig.door->open();
+  rig.attach();
+  CHECK(rig.own.store->lookup(keys) == 10);
+  CHECK(rig.own.store->close(kLong));
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN
