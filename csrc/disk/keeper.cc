@@ -8,6 +8,8 @@
 namespace hpkv::disk {
 namespace {
 
+using std::chrono::steady_clock;
+
 constexpr std::chrono::seconds kTick{1};
 
 }  // namespace
@@ -29,11 +31,16 @@ class Keeper::Desk {
   void stop() noexcept { pause_.stop(); }
 
  private:
+  // A large store recovers for long: what is due meanwhile is done between two regions.
   void round() {
     if (tier_->pool->off()) return;
     while (!pause_.stopping() && tier_->store->recover_one()) {
+      if (steady_clock::now() >= due_) keep();
     }
-    if (pause_.stopping()) return;
+    if (!pause_.stopping()) keep();
+  }
+
+  void keep() {
     const int synced = tier_->store->sync_aged(false);
     const int tended = tier_->store->tend();
     if (std::max(synced, tended) != 0) {
@@ -42,9 +49,11 @@ class Keeper::Desk {
     } else {
       tier_->keeping.succeeded();
     }
+    due_ = steady_clock::now() + kTick;
   }
 
   const std::shared_ptr<Tier> tier_;
+  steady_clock::time_point due_;
   Pause pause_;
 };
 

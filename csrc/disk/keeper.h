@@ -1,6 +1,6 @@
-// The thread that keeps a store in order: finds out what the files hold, then syncs what was
-// written a while ago, takes care of regions without an owner, and gives space back when the disk
-// is short of it.
+// The thread that keeps a store in order: finds out what the files hold, and meanwhile and ever
+// after syncs what was written a while ago, takes care of regions without an owner, and gives space
+// back when the disk is short of it.
 //
 // Owns: that thread. Threads: safe.
 #pragma once

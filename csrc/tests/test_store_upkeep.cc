@@ -83,6 +83,35 @@ TEST(recovery_waits_for_nobody_who_gets_no_further_and_a_verification_says_what_
   CHECK(theirs.region(last).state == disk::RegionState::unknown && !all_verified());
 }
 
+TEST(the_keeper_keeps_the_store_while_it_recovers) {
+  Rig rig;
+  rig.own.store.reset();
+  const std::shared_ptr<Pool> pool = std::move(rig.own.pool);
+  disk::Catalog catalog(pool);
+  CHECK(catalog.forget_all());
+  const std::uint32_t count = catalog.region_count();
+  std::atomic<bool> kept_meanwhile{false};
+  rig.files->set_hook([&](FileCall call, const std::string& path) {
+    const std::uint32_t unknown = catalog.stats().regions_unknown;
+    if (call == FileCall::space && unknown > 0 && unknown < count) kept_meanwhile = true;
+    // Each region takes its time, all of them a few rounds of the keeper.
+    if (call == FileCall::open && is_region(path)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2500 / count));
+    }
+    return 0;
+  });
+  disk::StoreOptions options;
+  options.directory = rig.folder.path() + "/store";
+  options.files = rig.files;
+  options.takeover_wait_ns = 0;
+  const auto store = Store::open(pool, options);
+  while (catalog.stats().regions_unknown > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(kept_meanwhile);
+  CHECK(store->close(kLong));
+  rig.files->set_hook({});
+}
+
 // ---- leaving ----
 
 TEST(a_last_sync_that_hangs_holds_nobody_who_closes_longer_than_asked) {
