@@ -19,8 +19,10 @@ void Reader::read(std::span<const DiskRef> refs, std::span<std::byte* const> tar
     const std::size_t count = neighbours(refs.subspan(at), descending);
     const Run run{refs.subspan(at, count), targets.subspan(at, count), outcomes.subspan(at, count),
                   headers.first(count)};
-    if (read_run(run) < 0 && count > 1) read_singly(run);
+    std::vector<std::size_t> unreadable;
+    if (read_run(run) < 0 && count > 1) unreadable = read_singly(run);
     second_look(run);
+    give_up(run, unreadable);
     for (std::size_t i = 0; i < count; ++i) {
       settle_outcome(run.refs[i], run.outcomes[i], forget_bad);
     }
@@ -54,12 +56,23 @@ int Reader::read_run(const Run& run) {
 }
 
 // One bad sector spoils a long read: its neighbours are asked for by themselves. A disk that fails
-// twice more is not asked further.
-void Reader::read_singly(const Run& run) {
+// twice more is not asked further. Those that it says it cannot read.
+std::vector<std::size_t> Reader::read_singly(const Run& run) {
+  std::vector<std::size_t> unreadable;
   int failures = 0;
   for (std::size_t i = 0; i < run.refs.size() && failures < 2; ++i) {
-    if (read_run(run.one(i)) < 0) ++failures;
+    const int code = read_run(run.one(i));
+    if (code < 0) ++failures;
+    if (code == -EIO) unreadable.push_back(i);
   }
+  return unreadable;
+}
+
+// A disk that reads the neighbours works, so what it cannot read is lost. Kept in the index it
+// would fail every request for its prefix, and never be written again.
+void Reader::give_up(const Run& run, std::span<const std::size_t> unreadable) {
+  if (std::ranges::find(run.outcomes, ReadOutcome::ok) == run.outcomes.end()) return;
+  for (const std::size_t i : unreadable) run.outcomes[i] = ReadOutcome::bad;
 }
 
 // What did not match may have come through a handle of a file that is gone from under its name.

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "disk/context.h"
 #include "disk/record_io.h"
@@ -36,7 +37,8 @@ class Reader {
   };
   // 0, or -errno: nothing was read.
   [[nodiscard]] int read_run(const Run& run);
-  void read_singly(const Run& run);
+  [[nodiscard]] std::vector<std::size_t> read_singly(const Run& run);
+  static void give_up(const Run& run, std::span<const std::size_t> unreadable);
   void second_look(const Run& run);
   void settle_outcome(const DiskRef& ref, ReadOutcome& outcome, bool forget_bad);
   [[nodiscard]] bool matches(const DiskRef& ref, const RecordHeader& header,

@@ -252,8 +252,12 @@ TEST(one_unreadable_record_does_not_take_its_neighbours_along) {
     return reads == 1 || reads == 3 ? -EIO : 0;  // the run, then its second record
   });
   const auto outcomes = side.read(keys);
-  CHECK(outcomes[0] == ReadOutcome::ok && outcomes[1] == ReadOutcome::io_error);
+  CHECK(outcomes[0] == ReadOutcome::ok && outcomes[1] == ReadOutcome::bad);
   CHECK(outcomes[2] == ReadOutcome::ok && outcomes[3] == ReadOutcome::ok);
+  // It is forgotten, so that the next copy of it is written.
+  CHECK(!side.on_disk(keys[1]) && side.store->counters().bad_blocks == 1);
+  CHECK(side.append_one(keys[1]).written == 1 && side.count_served(keys) == 4);
+  require_sound(*side.pool);
 }
 
 TEST(a_region_that_could_not_be_sealed_is_sealed_later) {
