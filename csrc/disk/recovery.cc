@@ -72,7 +72,8 @@ bool Recovery::resting(std::uint32_t region) {
 RegionState Recovery::recover(std::uint32_t region) {
   int code = 0;
   const auto header = context_.files.header(region, code);
-  if (code == -ENOENT) return RegionState::free;
+  // No file, and so nothing to lose: unless the whole directory is away for a while.
+  if (code == -ENOENT && context_.directory.in_place()) return RegionState::free;
   if (code < 0) {
     context_.tally.failed(context_.tally.read_errors, "recover", region, code);
     // What is not a file of ours to open is no region either; its number stays unused.
@@ -199,6 +200,7 @@ std::optional<std::uint32_t> Recovery::namespace_index(const NamespaceId& id,
 
 std::optional<std::uint32_t> Recovery::learn(const NamespaceId& id, int& code) {
   const auto info = context_.directory.namespaces().load(id, code);
+  if (!info && code == 0 && !context_.directory.in_place()) code = -EAGAIN;
   if (!info) return std::nullopt;
   try {
     return context_.pool->add_namespace(id, std::as_bytes(std::span(info->descriptor)),

@@ -27,6 +27,8 @@ class Recovery {
 
   // As RegionStore::recover_one.
   bool recover_one();
+  // Whether this process could not look at an unknown region, and leaves it alone for a while.
+  [[nodiscard]] bool resting(std::uint32_t region);
   // Namespaces were cleared: what was found about them no longer holds.
   void forget_namespaces();
 
@@ -50,7 +52,6 @@ class Recovery {
   [[nodiscard]] std::optional<std::uint32_t> namespace_index(const NamespaceId& id,
                                                              std::uint64_t block_bytes, int& code);
   [[nodiscard]] std::optional<std::uint32_t> learn(const NamespaceId& id, int& code);
-  [[nodiscard]] bool resting(std::uint32_t region);
 
   Context& context_;
   std::atomic<std::uint32_t> next_{0};

@@ -75,21 +75,24 @@ class SummaryImage {
   std::uint64_t rows_ = 0;
 };
 
+int put_summary(Context& context, const FileHandle& file, std::uint32_t region,
+                std::uint32_t capacity, std::span<const std::byte> bytes) {
+  const iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  const std::int64_t written = context.files.files().write(
+      file.get(), std::span(&part, 1), summary_offset(context.header().region_bytes, capacity));
+  if (written >= 0) return 0;
+  context.tally.failed(context.tally.write_errors, "write the summary of", region,
+                       static_cast<int>(written));
+  return static_cast<int>(written);
+}
+
 int write_summary(Context& context, const FileHandle& file, const RegionInfo& info,
                   std::uint64_t sequence) {
   std::vector<DiskRef> refs;
   context.catalog->entries(info.region, refs);
   SummaryImage image(context, info);
   for (const DiskRef& ref : refs) image.add(ref);
-  const std::span<const std::byte> bytes = image.finish(info, sequence);
-  const iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  const std::int64_t written =
-      context.files.files().write(file.get(), std::span(&part, 1),
-                                  summary_offset(context.header().region_bytes, info.capacity));
-  if (written >= 0) return 0;
-  context.tally.failed(context.tally.write_errors, "write the summary of", info.region,
-                       static_cast<int>(written));
-  return static_cast<int>(written);
+  return put_summary(context, file, info.region, info.capacity, image.finish(info, sequence));
 }
 
 int sync_file(Context& context, const FileHandle& file, std::uint32_t region) {
@@ -122,15 +125,7 @@ int seal_region(Context& context, std::uint32_t region) {
 }
 
 int void_summary(Context& context, const FileHandle& file, const RegionHeader& header) {
-  const AlignedBytes nothing(kPage);
-  const iovec part{nothing.data(), nothing.size()};
-  const std::int64_t written =
-      context.files.files().write(file.get(), std::span(&part, 1),
-                                  summary_offset(context.header().region_bytes, header.capacity));
-  if (written >= 0) return 0;
-  context.tally.failed(context.tally.write_errors, "void the summary of", header.region,
-                       static_cast<int>(written));
-  return static_cast<int>(written);
+  return put_summary(context, file, header.region, header.capacity, AlignedBytes(kPage).span());
 }
 
 std::optional<Summary> read_summary(Context& context, const RegionHeader& header, int& code) {

@@ -153,7 +153,8 @@ bool Writer::room_is_left() {
   const bool may_grow = context_.may_grow();
   for (std::uint32_t i = 0; i < context_.region_count(); ++i) {
     const RegionInfo info = context_.catalog->region(i);
-    if (info.state == RegionState::unknown) return true;
+    // It may turn out free; but what cannot be read may stay so for good.
+    if (info.state == RegionState::unknown && !recovery_.resting(i)) return true;
     if (info.state != RegionState::free || info.owned) continue;
     if (may_grow || context_.files.exists(i)) return true;
   }

@@ -87,6 +87,20 @@ TEST(a_region_is_not_gone_on_with_before_all_of_it_was_looked_at) {
   require_sound(*side.pool);
 }
 
+TEST(a_directory_that_is_away_for_a_while_costs_no_block) {
+  const Folder folder;
+  const auto keys = left_behind(folder, 8);
+  FaultyPlace faulty(folder);
+  StoreSide side(other_pool(folder, "second"), faulty.place);
+  std::filesystem::rename(faulty.place.directory, folder.path() + "/away");
+  side.recover_all();
+  CHECK(side.regions_in(RegionState::unknown) == side.catalog->region_count());
+  std::filesystem::rename(folder.path() + "/away", faulty.place.directory);
+  faulty.pass(kRest);
+  side.recover_all();
+  CHECK(side.count_served(keys) == 8 && side.regions_in(RegionState::unknown) == 0);
+}
+
 std::string descriptor_file(const Folder& folder) {
   const std::filesystem::directory_iterator files(place_in(folder).directory + "/namespaces");
   return files->path();
@@ -187,6 +201,26 @@ TEST(a_region_goes_only_after_what_was_carried_out_of_it_is_synced) {
   CHECK(side->catalog->region(1).state == RegionState::sealed);
   CHECK(side->serves(keys[each]) && side->serves(keys[each + 1]));
   require_sound(*side->pool);
+}
+
+TEST(a_region_that_cannot_be_read_keeps_no_block_from_being_carried_over) {
+  const Folder folder;
+  static_cast<void>(left_behind(folder, 4));
+  std::filesystem::remove(region_file(folder, 0));
+  std::filesystem::create_symlink("/dev/zero", region_file(folder, 0));
+  StoreSide side(other_pool(folder, "second"), place_in(folder));
+  side.recover_all();
+  CHECK(side.regions_in(RegionState::unknown) == 1);
+  const std::uint64_t places =
+      std::uint64_t{side.store->info().region_count} * side.records_per_region();
+  const auto keys = random_keys(2 * places, 9);
+  for (const Key& key : keys) {
+    CHECK(side.append_one(key).written == 1);
+    CHECK(side.pool->clear() > 0);
+    disk::DiskRef ref;
+    if (side.catalog->find(keys[0], ref)) side.catalog->touch(std::span(&ref, 1));
+  }
+  CHECK(side.serves(keys[0]) && !side.on_disk(keys[1]));
 }
 
 TEST(what_is_added_to_a_region_that_was_nearly_sealed_is_found_again) {
