@@ -194,8 +194,7 @@ class CudaDevice final : public stream::Device {
     if (!here.status().ok()) return here.status();
     void* made = nullptr;
     if (Status got = HPKV_CUDA_CALL(cudaMalloc, &made, bytes.size()); !got.ok()) return got;
-    Status status =
-        HPKV_CUDA_CALL(cudaMemcpy, made, bytes.data(), bytes.size(), cudaMemcpyHostToDevice);
+    Status status = fill(made, bytes);
     if (!status.ok()) {
       static_cast<void>(cudaFree(made));
       return status;
@@ -209,6 +208,15 @@ class CudaDevice final : public stream::Device {
   }
 
  private:
+  static Status fill(void* made, std::span<const std::byte> bytes) {
+    Status copied =
+        HPKV_CUDA_CALL(cudaMemcpy, made, bytes.data(), bytes.size(), cudaMemcpyHostToDevice);
+    if (!copied.ok()) return copied;
+    // From pageable memory the call may return when the bytes are staged, and streams of ours wait
+    // for nothing of the default one.
+    return HPKV_CUDA_CALL(cudaStreamSynchronize, cudaStreamLegacy);
+  }
+
   const int ordinal_;
 };
 
