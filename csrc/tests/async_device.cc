@@ -18,6 +18,9 @@ using stream::StreamHandle;
 
 namespace {
 
+// Devices that this thread has entered. By thread: ids of threads are used again.
+thread_local std::vector<const AsyncDevice*> entered;
+
 void poison(std::byte* at, std::uint64_t bytes) {
   std::memset(at, static_cast<int>(AsyncDevice::kPoison), bytes);
 }
@@ -133,6 +136,11 @@ Status AsyncDevice::call(const char* name, int line) {
   return Status::failed("async_device.cc", line, std::string(name) + ": injected");
 }
 
+Status AsyncDevice::engine_call(const char* name, int line) {
+  if (std::ranges::find(entered, this) == entered.end()) ++calls_from_outside_;
+  return call(name, line);
+}
+
 void AsyncDevice::dawdle(Queue& queue, std::unique_lock<std::mutex>& lock) {
   const std::uint32_t longest = delay_us_.load();
   if (longest == 0) return;
@@ -184,7 +192,11 @@ void AsyncDevice::note_wait() {
 
 // ---- stream::Device ----
 
-Status AsyncDevice::enter_thread() { return call("enter_thread", __LINE__); }
+// A thread whose call fails has done its part.
+Status AsyncDevice::enter_thread() {
+  entered.push_back(this);
+  return call("enter_thread", __LINE__);
+}
 
 Status AsyncDevice::make_stream(bool /*urgent*/, StreamHandle& out) {
   if (Status status = call("make_stream", __LINE__); !status.ok()) return status;
@@ -264,7 +276,7 @@ Status AsyncDevice::query(EventHandle event, bool& passed) {
 }
 
 Status AsyncDevice::synchronize(EventHandle event) {
-  if (Status status = call("synchronize", __LINE__); !status.ok()) return status;
+  if (Status status = engine_call("synchronize", __LINE__); !status.ok()) return status;
   note_wait();
   std::unique_lock lock(mutex_);
   await(lock, static_cast<Event*>(event)->last);
@@ -288,7 +300,7 @@ Status AsyncDevice::synchronize_stream(StreamHandle stream) {
 }
 
 Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<const Span> spans) {
-  if (Status status = call("copy", __LINE__); !status.ok()) return status;
+  if (Status status = engine_call("copy", __LINE__); !status.ok()) return status;
   const std::vector<Span> mine(spans.begin(), spans.end());
   for (const Span& span : mine) {
     require_pinned(direction == Direction::to_host ? span.target : span.source, span.bytes);
@@ -307,7 +319,7 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
 }
 
 Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
-  if (Status status = call("run", __LINE__); !status.ok()) return status;
+  if (Status status = engine_call("run", __LINE__); !status.ok()) return status;
   for (std::uint64_t i = 0; i < job.count; ++i) {
     for (std::uint64_t region = 0; region < job.region_count; ++region) {
       const PageRegion& one = job.regions[region];
@@ -345,7 +357,7 @@ void AsyncDevice::free_pinned(std::byte* memory) noexcept {
 }
 
 Status AsyncDevice::register_host(std::byte* memory, std::uint64_t bytes) {
-  if (Status status = call("register_host", __LINE__); !status.ok()) return status;
+  if (Status status = engine_call("register_host", __LINE__); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (registered_.size() >= registrations_max_.load()) {
     ++refused_registrations_;

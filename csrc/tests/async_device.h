@@ -7,6 +7,9 @@
 // device when the copy starts, because until then somebody else may use them. So a wait that is
 // missing, or a slot or source that is used again too early, shows as wrong bytes.
 //
+// Threads enter a device as they do a CUDA context; a call of an engine's thread that has not is
+// counted, because it would land on another device.
+//
 // The null stream is the device's default one; nobody enqueues anything there.
 //
 // Streams may be held (nothing more starts) and released, so that orders can be forced. Any call
@@ -62,6 +65,8 @@ class AsyncDevice final : public stream::Device {
   [[nodiscard]] std::size_t live_allocations() const { return live_allocations_.load(); }
   // Copies from or to host memory that is neither pinned nor registered.
   [[nodiscard]] std::size_t pageable_copies() const { return pageable_copies_.load(); }
+  // Calls that only threads of an engine make, by threads that had not entered the device.
+  [[nodiscard]] std::size_t calls_from_outside() const { return calls_from_outside_.load(); }
   // The next registrations fail, from that one on (0: the first).
   void refuse_registrations_after(std::uint64_t count) { registrations_max_.store(count); }
   [[nodiscard]] std::size_t refused_registrations() const { return refused_registrations_.load(); }
@@ -112,6 +117,8 @@ class AsyncDevice final : public stream::Device {
   };
 
   [[nodiscard]] stream::Status call(const char* name, int line);
+  // The same for calls that no caller's thread makes.
+  [[nodiscard]] stream::Status engine_call(const char* name, int line);
   void serve(Queue& queue);
   void enqueue(stream::StreamHandle stream, std::function<void()> work);
   void dawdle(Queue& queue, std::unique_lock<std::mutex>& lock);
@@ -134,6 +141,7 @@ class AsyncDevice final : public stream::Device {
   std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
   std::atomic<std::size_t> refused_registrations_{0};
   std::atomic<std::size_t> pageable_copies_{0};
+  std::atomic<std::size_t> calls_from_outside_{0};
   std::uint64_t fail_at_ = 0;  // mutex_
   std::uint64_t calls_ = 0;    // mutex_
   bool lose_ = false;          // with the failure; mutex_

@@ -41,7 +41,8 @@ class DrivenEngine final : public CopyEngine {
     device_->destroy_stream(schedule_);
     // What the engine took from the device it has given back.
     if (!sound || device_->live_events() != 0 || device_->live_allocations() != 0 ||
-        device_->pageable_copies() != 0 || !device_->registrations().empty()) {
+        device_->pageable_copies() != 0 || device_->calls_from_outside() != 0 ||
+        !device_->registrations().empty()) {
       std::abort();
     }
   }

@@ -107,6 +107,24 @@ TEST(a_refused_registration_is_said_once_and_everything_else_is_staged) {
   }
 }
 
+TEST(the_thread_that_registers_has_entered_the_device) {
+  StreamRig rig(registering());
+  const auto keys = random_keys(1);
+  rig.store(keys);
+  load_in_place(rig, keys, {1});
+  CHECK(rig.device->calls_from_outside() == 0);
+}
+
+TEST(a_thread_that_may_not_enter_the_device_registers_nothing) {
+  StreamRig rig;
+  rig.engine.reset();  // its threads enter too
+  rig.device->fail_calls("enter_thread", 1);
+  RegisteredPool registered(rig.device, rig.pool, 8192);
+  while (registered.notice().empty()) std::this_thread::yield();
+  CHECK(registered.notice().find("enter_thread: injected") != std::string::npos);
+  CHECK(rig.device->registrations().empty());
+}
+
 TEST(closing_unregisters_everything_behind_the_last_copy) {
   StreamRig rig(registering());
   const auto keys = random_keys(2);

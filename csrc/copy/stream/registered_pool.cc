@@ -57,6 +57,11 @@ void RegisteredPool::release() {
 }
 
 void RegisteredPool::run() {
+  const Status entered = device_->enter_thread();
+  if (!entered.ok()) {
+    const std::lock_guard lock(mutex_);
+    return refuse(entered);
+  }
   for (;;) {
     {
       std::unique_lock lock(mutex_);
@@ -92,12 +97,16 @@ bool RegisteredPool::add(std::byte* begin, std::uint64_t bytes) {
     ranges_.emplace(begin, bytes);
     return true;
   }
+  refuse(status);
+  return false;
+}
+
+void RegisteredPool::refuse(const Status& status) {
   std::uint64_t before = 0;
   for (const auto& [at, size] : ranges_) before += size;
   notice_ = "the device reads " + std::to_string(before >> 20U) +
             " MiB of the pool in place, the rest through staging, because it takes no more: " +
             status.text();
-  return false;
 }
 
 std::byte* RegisteredPool::registered_end(std::span<std::byte> range) {

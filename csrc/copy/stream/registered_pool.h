@@ -47,6 +47,8 @@ class RegisteredPool {
   // Registers what is reserved and not registered; false once it is refused or stopped.
   [[nodiscard]] bool register_more();
   [[nodiscard]] bool add(std::byte* begin, std::uint64_t bytes);
+  // This is the end of registering. With the mutex held.
+  void refuse(const Status& status);
   // Where the registered part of this range ends.
   [[nodiscard]] std::byte* registered_end(std::span<std::byte> range);
 
