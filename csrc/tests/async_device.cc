@@ -303,7 +303,7 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
   if (Status status = engine_call("copy", __LINE__); !status.ok()) return status;
   const std::vector<Span> mine(spans.begin(), spans.end());
   for (const Span& span : mine) {
-    require_pinned(direction == Direction::to_host ? span.target : span.source, span.bytes);
+    require_pinned(direction == Direction::to_host ? span.target : span.source, span.bytes, false);
   }
   if (direction == Direction::to_host) {
     for (const Span& span : mine) poison(span.target, span.bytes);
@@ -324,7 +324,7 @@ Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
     for (std::uint64_t region = 0; region < job.region_count; ++region) {
       const PageRegion& one = job.regions[region];
       require_pinned(reinterpret_cast<const std::byte*>(job.blocks[i] + one.block_offset),
-                     (one.piece_count - 1) * one.block_step + one.piece_bytes);
+                     (one.piece_count - 1) * one.block_step + one.piece_bytes, true);
     }
   }
   if (job.to_block) poison_blocks(job);
@@ -386,13 +386,16 @@ std::vector<std::uint64_t> AsyncDevice::registrations() {
   return bytes;
 }
 
-void AsyncDevice::require_pinned(const std::byte* at, std::uint64_t bytes) {
+void AsyncDevice::require_pinned(const std::byte* at, std::uint64_t bytes, bool by_kernel) {
   const std::lock_guard lock(mutex_);
   for (const auto* ranges : {&pinned_, &registered_}) {
-    const auto after = ranges->upper_bound(at);
+    auto after = ranges->upper_bound(at);
     if (after == ranges->begin()) continue;
-    const auto& [begin, size] = *std::prev(after);
-    if (at + bytes <= begin + size) return;
+    const std::byte* end = std::prev(after)->first + std::prev(after)->second;
+    for (; by_kernel && after != ranges->end() && after->first == end; ++after) {
+      end += after->second;
+    }
+    if (at + bytes <= end) return;
   }
   ++pageable_copies_;
 }

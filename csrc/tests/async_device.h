@@ -125,7 +125,8 @@ class AsyncDevice final : public stream::Device {
   // Until the device has passed this record, or is lost. Null is passed.
   void await(std::unique_lock<std::mutex>& lock, std::shared_ptr<const Mark> mark);
   void note_wait();
-  void require_pinned(const std::byte* at, std::uint64_t bytes);
+  // Of a copy the bytes are in one range; kernels read across ranges that lie end to end.
+  void require_pinned(const std::byte* at, std::uint64_t bytes, bool by_kernel);
 
   std::atomic<std::uint32_t> delay_us_;
   std::mutex mutex_;

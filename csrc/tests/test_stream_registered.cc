@@ -14,6 +14,7 @@ namespace hpkv {
 
 using std::chrono::milliseconds;
 using stream::CopyPath;
+using stream::Cover;
 using stream::RegisteredPool;
 using stream::StreamOptions;
 using test::few_slots;
@@ -141,18 +142,72 @@ TEST(closing_unregisters_everything_behind_the_last_copy) {
   CHECK(kept && rig.device->registrations().empty());
 }
 
-TEST(bytes_are_held_only_inside_one_registration) {
+TEST(bytes_of_a_copy_are_held_by_one_registration_and_those_of_a_kernel_by_what_lies_end_to_end) {
   const StreamRig rig;
   rig.store(random_keys(1));
   const std::span<std::byte> first = rig.pool->reserved().front();
   RegisteredPool registered(rig.device, rig.pool, 8192);
-  while (!registered.holds(first.first(8192))) std::this_thread::yield();
-  CHECK(registered.holds(first.subspan(4096, 4096)));
-  CHECK(!registered.holds(first.subspan(4096, 4097)));
-  CHECK(!registered.holds(std::span(first.data() - 1, 1)));
+  while (!registered.holds(first, Cover::adjacent)) std::this_thread::yield();
+  for (const Cover cover : {Cover::one, Cover::adjacent}) {
+    const bool across = cover == Cover::adjacent;
+    CHECK(registered.holds(first.subspan(4096, 4096), cover));
+    CHECK(registered.holds(first.subspan(4096, 4097), cover) == across);
+    CHECK(registered.holds(first.subspan(8191, 8193), cover) == across);
+    CHECK(!registered.holds(std::span(first.data() - 1, 2), cover));
+  }
   registered.stop();
   registered.release();
-  CHECK(!registered.holds(first.first(1)));
+  CHECK(!registered.holds(first.first(1), Cover::adjacent));
+}
+
+TEST(a_block_across_registrations_is_read_in_place_by_kernels_and_staged_for_copies) {
+  for (const CopyPath path : {CopyPath::kernel, CopyPath::batch}) {
+    StreamRig rig(registering(path, 4096));  // every block of this size is in two at least
+    const auto keys = random_keys(5);
+    rig.store(keys);
+    if (path == CopyPath::kernel) {
+      load_in_place(rig, keys, {1, 3, 5, 7, 9});
+      continue;
+    }
+    for (int round = 0; round < 20; ++round) {
+      CHECK(rig.engine->load(rig.lease(keys), {1, 3, 5, 7, 9}, {})->wait());
+    }
+    CHECK(rig.engine->stats().loaded_in_place == 0);
+    for (std::size_t i = 0; i < 5; ++i) CHECK(rig.page_is(1 + 2 * static_cast<int>(i), keys[i]));
+  }
+}
+
+TEST(segments_that_lie_end_to_end_are_registered_in_one_call) {
+  StreamRig rig;
+  rig.engine.reset();
+  rig.store(random_keys(600));
+  const auto segments = rig.pool->reserved();
+  std::size_t stretches = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    stretches += i == 0 || segments[i - 1].data() + segments[i - 1].size() != segments[i].data();
+  }
+  CHECK(stretches + 2 <= segments.size());
+  RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30);
+  while (!registered.holds(segments.back(), Cover::one)) std::this_thread::yield();
+  for (const auto& segment : segments) CHECK(registered.holds(segment, Cover::one));
+  CHECK(rig.device->registrations().size() == stretches);
+}
+
+// What is registered stays as it is; only what is new is one range.
+TEST(segments_that_become_live_later_are_registered_together_behind_those_that_are) {
+  StreamRig rig;
+  rig.engine.reset();
+  rig.store(random_keys(1));
+  const std::size_t before = rig.pool->reserved().size();
+  RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30);
+  while (!registered.holds(rig.pool->reserved().back(), Cover::one)) std::this_thread::yield();
+  const std::size_t calls = rig.device->registrations().size();
+  rig.store(random_keys(600, 2));
+  const auto segments = rig.pool->reserved();
+  CHECK(segments.size() > before + 1);
+  while (!registered.holds(segments.back(), Cover::one)) std::this_thread::yield();
+  CHECK(rig.device->registrations().size() == calls + 1);
+  for (const auto& segment : segments) CHECK(registered.holds(segment, Cover::adjacent));
 }
 
 }  // namespace hpkv

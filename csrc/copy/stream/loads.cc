@@ -135,13 +135,16 @@ void Loads::delay(Work& work, std::uint32_t layer) {
 }
 
 void Loads::place_blocks(const Work& work, Batch& batch) {
+  const bool by_kernel =
+      core_.options.load_path == CopyPath::kernel || work.request.resident.count != 0;
+  const Cover cover = by_kernel ? Cover::adjacent : Cover::one;
   std::size_t in_place = 0;
   for (std::size_t i = 0; i < batch.slots.size(); ++i) {
     std::byte* at = core_.staging.page(batch.slots[i]);
     if (!work.request.source) {
       const BlockRef& ref = work.request.lease.refs()[batch.first + i];
       std::byte* const payload = core_.pool->payload(ref);
-      if (core_.registered.holds({payload, ref.payload_bytes})) {
+      if (core_.registered.holds({payload, ref.payload_bytes}, cover)) {
         at = payload;
         ++in_place;
       }

@@ -1,6 +1,7 @@
 #include "copy/stream/registered_pool.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace hpkv::stream {
@@ -23,13 +24,20 @@ RegisteredPool::~RegisteredPool() {
   release();
 }
 
-bool RegisteredPool::holds(std::span<const std::byte> bytes) {
+bool RegisteredPool::holds(std::span<const std::byte> bytes, Cover cover) {
   if (piece_bytes_ == 0) return false;
+  const std::byte* const end = bytes.data() + bytes.size();
   const std::lock_guard lock(mutex_);
   auto after = ranges_.upper_bound(const_cast<std::byte*>(bytes.data()));
   if (after != ranges_.begin()) {
-    const auto& [begin, size] = *--after;
-    if (bytes.data() + bytes.size() <= begin + size) return true;
+    const auto last = std::prev(after);
+    const std::byte* covered = last->first + last->second;
+    if (cover == Cover::adjacent) {
+      for (; covered < end && after != ranges_.end() && after->first == covered; ++after) {
+        covered += after->second;
+      }
+    }
+    if (covered >= end) return true;
   }
   asked_ = true;
   changed_.notify_all();
@@ -74,9 +82,9 @@ void RegisteredPool::run() {
 }
 
 bool RegisteredPool::register_more() {
-  for (const std::span<std::byte> range : pool_->reserved()) {
-    std::byte* begin = registered_end(range);
-    std::byte* const end = range.data() + range.size() / kPage * kPage;
+  for (const std::span<std::byte> gap : missing()) {
+    std::byte* begin = gap.data();
+    std::byte* const end = begin + gap.size() / kPage * kPage;
     while (begin < end) {
       const std::uint64_t bytes = std::min(piece_bytes_, static_cast<std::uint64_t>(end - begin));
       if (!add(begin, bytes)) return false;
@@ -109,14 +117,29 @@ void RegisteredPool::refuse(const Status& status) {
             status.text();
 }
 
-std::byte* RegisteredPool::registered_end(std::span<std::byte> range) {
+std::vector<std::span<std::byte>> RegisteredPool::missing() {
+  const std::vector<std::span<std::byte>> segments = pool_->reserved();  // by address
+  std::vector<std::span<std::byte>> gaps;
   const std::lock_guard lock(mutex_);
-  std::byte* end = range.data();
-  for (auto it = ranges_.find(end); it != ranges_.end() && it->first == end; ++it) {
-    end += it->second;
-    if (end >= range.data() + range.size()) break;
+  for (const std::span<std::byte> segment : segments) {
+    std::byte* const begin = registered_end(segment);
+    std::byte* const end = segment.data() + segment.size();
+    if (begin >= end) continue;
+    if (!gaps.empty() && gaps.back().data() + gaps.back().size() == begin) {
+      gaps.back() = {gaps.back().data(), end};
+    } else {
+      gaps.emplace_back(begin, end);
+    }
   }
-  return end;
+  return gaps;
+}
+
+// A segment grows at its end and is registered from its start: what is, is a prefix.
+std::byte* RegisteredPool::registered_end(std::span<std::byte> segment) const {
+  const auto behind = ranges_.lower_bound(segment.data() + segment.size());
+  if (behind == ranges_.begin()) return segment.data();
+  const auto& [begin, bytes] = *std::prev(behind);
+  return std::max(segment.data(), begin + bytes);
 }
 
 }  // namespace hpkv::stream

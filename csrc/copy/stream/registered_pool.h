@@ -5,6 +5,9 @@
 // refusal (a limit on pinned memory, a driver) is the end of registering and of nothing else: what
 // is registered stays, the rest goes through staging, and notice() says so once.
 //
+// What lies end to end and became live together is one range, up to the most of one call. A range
+// is the device library's own notion: the addresses behind it go on, so kernels read across two.
+//
 // Invariant: ranges do not overlap, and stay until release(), which comes after the last copy.
 // Threads: any; one of its own waits for the device library, never with the mutex held.
 #pragma once
@@ -18,11 +21,15 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "copy/stream/device.h"
 #include "shm/pool.h"
 
 namespace hpkv::stream {
+
+// Ranges that some bytes may be in. Copies take only bytes of one; kernels know nothing of ranges.
+enum class Cover : std::uint8_t { one, adjacent };
 
 class RegisteredPool {
  public:
@@ -33,8 +40,8 @@ class RegisteredPool {
   RegisteredPool(const RegisteredPool&) = delete;
   RegisteredPool& operator=(const RegisteredPool&) = delete;
 
-  // Whether all these bytes are in one registered range.
-  [[nodiscard]] bool holds(std::span<const std::byte> bytes);
+  // Whether all these bytes are registered.
+  [[nodiscard]] bool holds(std::span<const std::byte> bytes, Cover cover);
   // Why not everything is registered, to be logged once; usually empty.
   [[nodiscard]] std::string notice();
   // Ends the thread, after the call it is in.
@@ -49,8 +56,10 @@ class RegisteredPool {
   [[nodiscard]] bool add(std::byte* begin, std::uint64_t bytes);
   // This is the end of registering. With the mutex held.
   void refuse(const Status& status);
-  // Where the registered part of this range ends.
-  [[nodiscard]] std::byte* registered_end(std::span<std::byte> range);
+  // What is reserved and not registered; what lies end to end is one.
+  [[nodiscard]] std::vector<std::span<std::byte>> missing();
+  // Where the registered part of this segment ends, or a later address. With the mutex held.
+  [[nodiscard]] std::byte* registered_end(std::span<std::byte> segment) const;
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Pool> pool_;
