@@ -9,6 +9,7 @@ list(APPEND HPKV_COPY
   copy/stream/core.cc
   copy/stream/engine.cc
   copy/stream/index_reader.cc
+  copy/stream/load_batch.cc
   copy/stream/loads.cc
   copy/stream/registered_pool.cc
   copy/stream/spills.cc

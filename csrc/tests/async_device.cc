@@ -320,6 +320,8 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
 
 Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
   if (Status status = engine_call("run", __LINE__); !status.ok()) return status;
+  require_pinned(reinterpret_cast<const std::byte*>(job.blocks), job.count * sizeof *job.blocks,
+                 false);
   for (std::uint64_t i = 0; i < job.count; ++i) {
     for (std::uint64_t region = 0; region < job.region_count; ++region) {
       const PageRegion& one = job.regions[region];

@@ -1,6 +1,10 @@
 // Memory of the pool that is registered with the device: blocks are read where they lie, what is
 // not registered goes through staging, and a refusal ends nothing but registering.
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +21,7 @@ using stream::CopyPath;
 using stream::Cover;
 using stream::RegisteredPool;
 using stream::StreamOptions;
+using stream::Streams;
 using test::few_slots;
 using test::random_keys;
 using test::StreamRig;
@@ -42,6 +47,72 @@ void load_in_place(StreamRig& rig, const std::vector<Key>& keys,
     for (std::size_t i = 0; i < keys.size(); ++i) CHECK(rig.page_is(pages[i], keys[i]));
     found = rig.engine->stats().loaded_in_place;
   }
+}
+
+// A load of `count` pages, the same ones again and again where the rig has fewer.
+struct Repeated {
+  std::vector<Key> keys;
+  std::vector<std::int64_t> pages;
+
+  Repeated(const std::vector<Key>& some, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      keys.push_back(some[i % some.size()]);
+      pages.push_back(static_cast<std::int64_t>(i % some.size()));
+    }
+  }
+};
+
+// Whether every layer's copies are enqueued, and a wait for it is, while the forward stream is
+// held.
+bool is_enqueued_whole(StreamRig& rig, const Repeated& what) {
+  rig.device->hold(rig.forward);
+  rig.device->launch(rig.forward, [&] {
+    for (const std::int64_t page : what.pages) rig.wipe_page(page);
+  });
+  const auto load =
+      rig.engine->load_on_streams(rig.lease(what.keys), what.pages, Streams{rig.forward});
+  std::atomic<bool> enqueued{false};
+  std::thread scheduler([&] {
+    bool good = true;
+    for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
+      good = load->wait_layer_on(rig.forward, layer) && good;
+    }
+    enqueued = good;
+  });
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (!enqueued && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  const bool in_time = enqueued && !load->ticket.layer_done(0);
+  rig.device->release(rig.forward);
+  scheduler.join();
+  CHECK(load->ticket.wait());
+  for (std::size_t i = 0; i < what.keys.size(); ++i)
+    CHECK(rig.page_is(what.pages[i], what.keys[i]));
+  return in_time;
+}
+
+constexpr std::uint64_t kSmallPiece = 32 << 10;
+
+// Registrations of that size that come before the first of these blocks.
+std::size_t pieces_before(const StreamRig& rig, const std::vector<Key>& keys) {
+  const std::byte* first = nullptr;
+  const Lease lease = rig.lease(keys);
+  for (const BlockRef& ref : lease.refs()) {
+    const std::byte* const at = rig.pool->payload(ref);
+    first = first == nullptr ? at : std::min(first, at);
+  }
+  std::size_t count = 0;
+  for (const std::span<std::byte> segment : rig.pool->reserved()) {
+    if (segment.data() > first) break;
+    const auto to_block = static_cast<std::uint64_t>(first - segment.data());
+    count += std::min<std::uint64_t>(to_block, segment.size()) / kSmallPiece;
+  }
+  return count;
+}
+
+std::vector<std::int64_t> first_pages(std::size_t count) {
+  std::vector<std::int64_t> pages(count);
+  std::iota(pages.begin(), pages.end(), 0);
+  return pages;
 }
 
 }  // namespace
@@ -208,6 +279,102 @@ TEST(segments_that_become_live_later_are_registered_together_behind_those_that_a
   while (!registered.holds(segments.back(), Cover::one)) std::this_thread::yield();
   CHECK(rig.device->registrations().size() == calls + 1);
   for (const auto& segment : segments) CHECK(registered.holds(segment, Cover::adjacent));
+}
+
+// ---- what is read in place takes no slots ----
+
+TEST(a_load_in_place_of_many_more_pages_than_slots_is_enqueued_whole_before_anything_of_it_runs) {
+  for (const CopyPath path : {CopyPath::kernel, CopyPath::batch}) {
+    StreamRig rig(registering(path));  // 3 slots for loads
+    const auto keys = random_keys(StreamRig::kPages);
+    rig.store(keys);
+    load_in_place(rig, keys, first_pages(keys.size()));
+    for (const std::size_t count : {4, 24, 256, 257, 700}) {
+      CHECK(is_enqueued_whole(rig, Repeated(keys, count)));
+    }
+    rig.engine->quiesce();
+    CHECK(rig.engine->check().empty());
+  }
+}
+
+TEST(loads_in_place_hold_tables_until_they_have_landed_and_wait_for_them) {
+  StreamOptions options = registering();
+  options.load_tables = 2;
+  StreamRig rig(options);
+  const auto keys = random_keys(StreamRig::kPages);
+  rig.store(keys);
+  load_in_place(rig, keys, first_pages(keys.size()));
+  CHECK(is_enqueued_whole(rig, Repeated(keys, 512)));
+  CHECK(!is_enqueued_whole(rig, Repeated(keys, 513)));  // a third chunk
+  rig.device->hold(rig.to_device());
+  const auto first = rig.engine->load_on_streams(rig.lease({keys[0]}), {0}, {});
+  const auto second = rig.engine->load_on_streams(rig.lease({keys[1]}), {1}, {});
+  const auto third = rig.engine->load_on_streams(rig.lease({keys[2]}), {2}, {});
+  CHECK(first->wait_layer_on(rig.forward, 2) && second->wait_layer_on(rig.forward, 2));
+  std::this_thread::sleep_for(milliseconds(5));
+  CHECK(third->try_wait_layer_on(rig.forward, 0) == std::nullopt);
+  CHECK(!rig.engine->check().empty());
+  rig.device->release(rig.to_device());
+  CHECK(third->wait_layer_on(rig.forward, 2) && third->ticket.wait());
+  rig.engine->quiesce();
+  CHECK(rig.engine->check().empty());
+}
+
+TEST(closing_ends_the_wait_for_a_table) {
+  StreamOptions options = registering();
+  options.load_tables = 1;
+  StreamRig rig(options);
+  const auto keys = random_keys(2);
+  rig.store(keys);
+  load_in_place(rig, keys, {0, 1});
+  rig.device->hold(rig.to_device());
+  const auto first = rig.engine->load_on_streams(rig.lease({keys[0]}), {0}, {});
+  const auto second = rig.engine->load_on_streams(rig.lease({keys[1]}), {1}, {});
+  CHECK(first->wait_layer_on(rig.forward, 2));
+  std::thread closer([&] { rig.engine->close(); });
+  CHECK(!second->wait_layer_on(rig.forward, 0));
+  rig.device->release(rig.to_device());
+  closer.join();
+  CHECK(!second->ticket.wait() && rig.engine->check().empty() && rig.pool->stats().pinned == 0);
+}
+
+// Only the first registrations are granted, so some blocks are in place and others are not; pages
+// in random order, so that chunks and batches are of both.
+TEST(loads_of_pages_in_place_and_staged_ones_bring_every_byte) {
+  int mixtures = 0;
+  for (std::uint64_t seed = 1; seed <= 16; ++seed) {
+    std::mt19937_64 random(seed);
+    const CopyPath path = seed % 3 == 0 ? CopyPath::batch : CopyPath::kernel;
+    StreamOptions options = registering(path, kSmallPiece);
+    options.load_tables = 1 + seed % 3;
+    StreamRig rig(few_slots(), seed);
+    rig.engine.reset();
+    auto keys = random_keys(StreamRig::kPages, seed);
+    rig.store(keys);
+    rig.device->refuse_registrations_after(pieces_before(rig, keys) + random() % 5);
+    rig.engine = std::make_unique<stream::StreamEngine>(rig.device, rig.pool, rig.index,
+                                                        rig.layout(), options);
+    while (rig.engine->notice().empty()) {
+      CHECK(rig.engine->load(rig.lease({keys[0]}), {0}, {})->wait());
+    }
+    rig.device->set_delay_us(10);
+    const auto before = rig.engine->stats();
+    for (int round = 0; round < 6; ++round) {
+      std::ranges::shuffle(keys, random);
+      const Repeated what(keys, 1 + random() % (round == 0 ? 300 : 40));
+      for (const std::int64_t page : what.pages) rig.wipe_page(page);
+      CHECK(rig.engine->load(rig.lease(what.keys), what.pages, {})->wait());
+      for (std::size_t i = 0; i < what.keys.size(); ++i) {
+        CHECK(rig.page_is(what.pages[i], what.keys[i]));
+      }
+    }
+    rig.engine->quiesce();
+    CHECK(rig.engine->check().empty());
+    const auto after = rig.engine->stats();
+    const std::uint64_t in_place = after.loaded_in_place - before.loaded_in_place;
+    mixtures += in_place != 0 && in_place < after.loaded_blocks - before.loaded_blocks ? 1 : 0;
+  }
+  CHECK(mixtures >= 5);
 }
 
 }  // namespace hpkv

@@ -27,6 +27,8 @@ struct StreamOptions {
   // Pinned memory; by default as many slots as fit, at least 2 and at most 2048.
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   std::size_t staging_slots = 0;  // overrides it
+  // Tables of loads that are read in place, of 4 KiB: one for up to 256 pages on their way.
+  std::size_t load_tables = 256;
   // Page indices that come from the device in one piece: 64 KiB of pinned memory a direction.
   std::size_t index_rows = 8192;
   // The most that is registered of the pool in one call: large ones are reported to fail. 0 is for
@@ -92,6 +94,7 @@ struct Core {
   SlotLane load_slots;
   SlotLane spill_slots;
   Staging staging;
+  TableArena load_tables;
   RegionTable regions;
   RegisteredPool registered;
   CopyStream to_device;

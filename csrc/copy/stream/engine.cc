@@ -183,6 +183,7 @@ void StreamEngine::close() {
   parts_->spills.stop();
   parts_->verifies.stop();
   core().load_slots.close();
+  core().load_tables.lane.close();
   core().spill_slots.close();
   parts_->loads.join();
   parts_->spills.join();
@@ -194,6 +195,7 @@ void StreamEngine::close() {
 std::vector<std::string> StreamEngine::check() {
   std::vector<std::string> findings;
   if (!core().load_slots.whole()) findings.emplace_back("slots of loads are missing");
+  if (!core().load_tables.lane.whole()) findings.emplace_back("tables of loads are missing");
   if (!core().spill_slots.whole()) findings.emplace_back("slots of spills are missing");
   return findings;
 }

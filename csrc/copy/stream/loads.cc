@@ -113,16 +113,11 @@ bool Loads::enqueue(const WorkRef& work) {
   delay(*work, 0);
   if (work->load->ticket.failed() || !trusted(*work)) return false;
   if (!fetch_pages(*work) || !core_.to_device.pass(work->gate)) return false;
-  const std::size_t count = work->request.count();
-  const std::size_t lane = core_.load_slots.count();
-  const std::size_t size = count <= lane ? count : std::max<std::size_t>(lane / 2, 1);
-  for (std::size_t first = 0; first < count; first += size) {
-    const std::size_t pages = std::min(size, count - first);
-    Batch batch{first, core_.load_slots.take(pages), first + pages == count, {}};
-    if (batch.slots.empty()) return false;
-    place_blocks(*work, batch);
+  const bool by_kernel = !work->request.source && scatters_by_kernel(core_, work->request.resident);
+  for (LoadBatch& batch : cut_load(core_, blocks_in_place(*work), by_kernel)) {
+    if (!take(core_, batch)) return false;
     const bool whole = enqueue_batch(work, batch);
-    to_land_.push({work, Step::slots, core_.to_device.mark(), std::move(batch.slots)});
+    to_land_.push({work, Step::batch, core_.to_device.mark(), std::move(batch)});
     if (!whole) return false;
   }
   return true;
@@ -134,37 +129,34 @@ void Loads::delay(Work& work, std::uint32_t layer) {
   if (delay.count() != 0) work.load->ticket.sleep(delay);
 }
 
-void Loads::place_blocks(const Work& work, Batch& batch) {
-  const bool by_kernel =
-      core_.options.load_path == CopyPath::kernel || work.request.resident.count != 0;
-  const Cover cover = by_kernel ? Cover::adjacent : Cover::one;
+std::vector<std::byte*> Loads::blocks_in_place(const Work& work) {
+  const LoadRequest& request = work.request;
+  std::vector<std::byte*> blocks(request.count(), nullptr);
+  if (request.source) return blocks;
+  const Cover cover = scatters_by_kernel(core_, request.resident) ? Cover::adjacent : Cover::one;
   std::size_t in_place = 0;
-  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
-    std::byte* at = core_.staging.page(batch.slots[i]);
-    if (!work.request.source) {
-      const BlockRef& ref = work.request.lease.refs()[batch.first + i];
-      std::byte* const payload = core_.pool->payload(ref);
-      if (core_.registered.holds({payload, ref.payload_bytes}, cover)) {
-        at = payload;
-        ++in_place;
-      }
-    }
-    batch.blocks.push_back(at);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const BlockRef& ref = request.lease.refs()[i];
+    std::byte* const payload = core_.pool->payload(ref);
+    if (!core_.registered.holds({payload, ref.payload_bytes}, cover)) continue;
+    blocks[i] = payload;
+    ++in_place;
   }
   add(core_.counters.loaded_in_place, in_place);
+  return blocks;
 }
 
-PageSlots Loads::pages_of(const Work& work, const Batch& batch) {
+PageBlocks Loads::pages_of(const Work& work, const LoadBatch& batch) {
   const LoadRequest& request = work.request;
-  PageSlots own =
-      PageSlots{request.pages, request.resident, {}, {}}.sub(batch.first, batch.slots.size());
-  own.slots = batch.slots;
+  PageBlocks own =
+      PageBlocks{request.pages, request.resident, {}, {}}.sub(batch.first, batch.blocks.size());
   own.blocks = batch.blocks;
+  own.tables = batch.tables;
   return own;
 }
 
-bool Loads::enqueue_batch(const WorkRef& work, const Batch& batch) {
-  fill_tables(core_, pages_of(*work, batch));
+bool Loads::enqueue_batch(const WorkRef& work, const LoadBatch& batch) {
+  fill_tables(pages_of(*work, batch));
   for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
     if (layer != 0 && batch.first == 0) delay(*work, layer);
     if (work->load->ticket.failed() || core_.health->poisoned()) return false;
@@ -178,16 +170,16 @@ bool Loads::enqueue_batch(const WorkRef& work, const Batch& batch) {
   return true;
 }
 
-bool Loads::enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer) {
+bool Loads::enqueue_layer(const Work& work, const LoadBatch& batch, std::uint32_t layer) {
   const LoadRequest& request = work.request;
   const std::size_t per_page = request.blocks_per_page();
   const auto refs =
-      request.lease.refs().subspan(batch.first * per_page, batch.slots.size() * per_page);
-  const PageSlots own = pages_of(work, batch);
+      request.lease.refs().subspan(batch.first * per_page, batch.blocks.size() * per_page);
+  const PageBlocks own = pages_of(work, batch);
   fill_slots(core_, layer, own, refs, request.source.get());
   const Status status = request.source ? enqueue_scatter(core_, layer, own, *request.source)
                                        : enqueue_scatter(core_, layer, own);
-  add(core_.counters.loaded_bytes, batch.slots.size() * core_.layout.layer_bytes(layer));
+  add(core_.counters.loaded_bytes, batch.blocks.size() * core_.layout.layer_bytes(layer));
   return core_.health->check(status);
 }
 
@@ -209,7 +201,7 @@ void Loads::land(Landing& landing) {
     return;
   }
   core_.events.give(landing.event);
-  core_.load_slots.give(landing.slots);
+  give(core_, landing.batch);
 }
 
 void Loads::finish(Work& work) {

@@ -11,8 +11,8 @@
 // Page indices that only the device has stay there, where the kernel reads them. A load through a
 // source goes by spans, which are made of indices: thread 1 fetches them.
 //
-// A load that has slots for all its pages goes as one batch; a larger one in batches of half the
-// lane, and its layers are ready with the last batch.
+// A load that has slots for all its staged pages goes as one batch, without a wait; a larger one in
+// batches of half the lane, and its layers are ready with the last batch (see load_batch.h).
 //
 // No deadlock: the forward pass that waits for a load runs behind the gate the load waits for, and
 // slots come free by device work that is enqueued already.
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "copy/stream/core.h"
+#include "copy/stream/load_batch.h"
 #include "copy/stream/queue.h"
 #include "copy/stream/stream_load.h"
 #include "copy/stream/transfer.h"
@@ -68,20 +69,13 @@ class Loads {
     std::uint32_t landed_layers = 0;  // thread 2
   };
   using WorkRef = std::shared_ptr<Work>;
-  enum class Step : std::uint8_t { layer, slots, end };
+  enum class Step : std::uint8_t { layer, batch, end };
   // What thread 2 waits for, and what is over then.
   struct Landing {
     WorkRef work;
     Step step;
     EventHandle event = nullptr;
-    std::vector<Slot> slots;
-  };
-  // The pages [first, first + slots.size()) of a request.
-  struct Batch {
-    std::size_t first;
-    std::vector<Slot> slots;
-    bool last;
-    std::vector<std::byte*> blocks;  // where the device reads each page
+    LoadBatch batch;
   };
 
   [[nodiscard]] std::shared_ptr<StreamLoad> refused(LoadRequest& request);
@@ -89,10 +83,11 @@ class Loads {
   [[nodiscard]] bool enqueue(const WorkRef& work);
   [[nodiscard]] bool trusted(const Work& work);
   [[nodiscard]] bool fetch_pages(Work& work);
-  [[nodiscard]] bool enqueue_batch(const WorkRef& work, const Batch& batch);
-  [[nodiscard]] bool enqueue_layer(const Work& work, const Batch& batch, std::uint32_t layer);
-  void place_blocks(const Work& work, Batch& batch);
-  [[nodiscard]] static PageSlots pages_of(const Work& work, const Batch& batch);
+  // Where the device reads each page; null: nowhere but in a slot.
+  [[nodiscard]] std::vector<std::byte*> blocks_in_place(const Work& work);
+  [[nodiscard]] bool enqueue_batch(const WorkRef& work, const LoadBatch& batch);
+  [[nodiscard]] bool enqueue_layer(const Work& work, const LoadBatch& batch, std::uint32_t layer);
+  [[nodiscard]] static PageBlocks pages_of(const Work& work, const LoadBatch& batch);
   void delay(Work& work, std::uint32_t layer);
   void land_all();
   void land(Landing& landing);

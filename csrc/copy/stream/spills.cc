@@ -13,6 +13,7 @@ namespace {
 // Pages whose reads have one event: few enough that the first ones are stored while the last ones
 // are read.
 constexpr std::size_t kBatchPages = 16;
+static_assert(kBatchPages <= kTableRows);  // one table
 
 }  // namespace
 
@@ -139,20 +140,20 @@ bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
     return false;
   }
   // Slots come free by what is enqueued, so that must not wait for us.
-  if (!core_.spill_slots.has_free()) flush(batch);
-  const std::vector<Slot> slots = core_.spill_slots.take(1);
-  if (slots.empty()) {
+  if (!core_.spill_slots.has_free(1)) flush(batch);
+  const std::optional<std::vector<Slot>> slots = core_.spill_slots.take(1);
+  if (!slots) {
     pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_cancelled);
     return false;
   }
   BlockRef block;
   if (!reserve(work, index, block)) {
-    core_.spill_slots.give(slots);
+    core_.spill_slots.give(*slots);
     return false;
   }
   if (!ticket.begin_read()) {
     core_.pool->abandon(block);
-    core_.spill_slots.give(slots);
+    core_.spill_slots.give(*slots);
     pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_cancelled);
     return false;
   }
@@ -161,7 +162,7 @@ bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
     const auto delay = core_.faults.delay(CopyKind::spill, static_cast<int>(layer));
     if (delay.count() != 0) std::this_thread::sleep_for(delay);
   }
-  batch.pages.push_back({work, index, block, slots[0]});
+  batch.pages.push_back({work, index, block, slots->front()});
   return true;
 }
 
@@ -199,14 +200,15 @@ void Spills::pass_over_busy(Work& work, std::size_t index) {
 void Spills::flush(Batch& batch) {
   if (batch.pages.empty()) return;
   std::vector<std::int64_t> pages;
-  std::vector<Slot> slots;
+  std::vector<std::byte*> blocks;
   for (const Page& page : batch.pages) {
     pages.push_back(page.work->job.pages[page.index]);
-    slots.push_back(page.slot);
+    blocks.push_back(core_.staging.page(page.slot));
   }
   const Work& work = *batch.pages.front().work;
-  const PageSlots all{pages, by_rows(work) ? work.resident : DevicePages{}, slots, {}};
-  fill_tables(core_, all);
+  const KernelTable table = core_.staging.table(batch.pages.front().slot);
+  const PageBlocks all{pages, by_rows(work) ? work.resident : DevicePages{}, blocks, {&table, 1}};
+  fill_tables(all);
   batch.enqueued = core_.health->check(enqueue_gather(core_, all));
   batch.event = core_.to_host.mark();
   work.spill->enqueued(batch.pages.size(), batch.event);
@@ -224,12 +226,11 @@ void Spills::land_all() {
 void Spills::land(Batch& batch) {
   const bool passed = core_.to_host.await(batch.event);
   const bool whole = passed && batch.enqueued && !core_.health->poisoned();
-  std::vector<Slot> slots;
-  for (const Page& page : batch.pages) slots.push_back(page.slot);
+  const KernelTable table = core_.staging.table(batch.pages.front().slot);
   Work& work = *batch.pages.front().work;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
+  for (std::size_t i = 0; i < batch.pages.size(); ++i) {
     Page& page = batch.pages[i];
-    page.outside = whole && by_rows(work) && !was_page(core_, slots, i);
+    page.outside = whole && by_rows(work) && !was_page({&table, 1}, i);
     page.whole = work.job.ticket->end_read() && whole && !page.outside;
   }
   work.spill->landed();

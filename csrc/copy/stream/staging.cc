@@ -9,6 +9,18 @@ namespace {
 constexpr std::uint64_t kAlign = 256;
 constexpr std::uint64_t kTableBytes = kTableRows * (sizeof(std::int64_t) + sizeof(std::uint64_t));
 
+KernelTable table_at(std::byte* at) {
+  auto* const pages = reinterpret_cast<std::int64_t*>(at);
+  return {pages, reinterpret_cast<std::uint64_t*>(pages + kTableRows)};
+}
+
+std::byte* pinned(Device& device, std::uint64_t bytes) {
+  std::byte* made = nullptr;
+  const Status status = device.allocate_pinned(bytes, made);
+  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
+  return made;
+}
+
 std::uint64_t rounded(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace
@@ -19,19 +31,19 @@ SlotLane::SlotLane(Slot first, std::size_t count) : count_(count) {
   for (std::size_t i = count; i-- > 0;) free_.push_back(first + static_cast<Slot>(i));
 }
 
-std::vector<Slot> SlotLane::take(std::size_t wanted) {
+std::optional<std::vector<Slot>> SlotLane::take(std::size_t wanted) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return closed_ || free_.size() >= wanted; });
-  if (closed_) return {};
+  if (closed_) return std::nullopt;
   const auto first = free_.end() - static_cast<std::ptrdiff_t>(wanted);
   std::vector<Slot> slots(first, free_.end());
   free_.erase(first, free_.end());
   return slots;
 }
 
-bool SlotLane::has_free() {
+bool SlotLane::has_free(std::size_t wanted) {
   const std::lock_guard lock(mutex_);
-  return !free_.empty();
+  return free_.size() >= wanted;
 }
 
 void SlotLane::give(std::span<const Slot> slots) {
@@ -60,11 +72,24 @@ std::uint64_t Staging::slot_bytes(std::uint64_t page_bytes) noexcept {
 Staging::Staging(std::shared_ptr<Device> device, std::uint64_t page_bytes, std::size_t slot_count)
     : device_(std::move(device)),
       table_offset_(rounded(page_bytes)),
-      stride_(slot_bytes(page_bytes)) {
-  const Status status = device_->allocate_pinned(slot_count * stride_, memory_);
-  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
-}
+      stride_(slot_bytes(page_bytes)),
+      memory_(pinned(*device_, slot_count * stride_)) {}
 
 Staging::~Staging() { device_->free_pinned(memory_); }
+
+KernelTable Staging::table(Slot slot) const noexcept {
+  return table_at(page(slot) + table_offset_);
+}
+
+// ---- TableArena ----
+
+TableArena::TableArena(std::shared_ptr<Device> device, std::size_t count)
+    : lane(0, count), device_(std::move(device)), memory_(pinned(*device_, count * kTableBytes)) {}
+
+TableArena::~TableArena() { device_->free_pinned(memory_); }
+
+KernelTable TableArena::table(Slot index) const noexcept {
+  return table_at(memory_ + index * kTableBytes);
+}
 
 }  // namespace hpkv::stream

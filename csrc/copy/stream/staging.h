@@ -2,11 +2,13 @@
 //
 //   slot i:  [ page, in the order of a block | indices and addresses for kernels, kTableRows each ]
 //
-// Loads and spills have slots of their own, so neither waits for the other. The table that belongs
-// to the first slot of a chunk of pages serves the chunk: it lives exactly as long as the copies
-// that read it.
+// Loads and spills have slots of their own, so neither waits for the other. The table of one of a
+// chunk's slots serves the chunk: it lives exactly as long as the copies that read it. Pages that
+// are read where they lie need no slot: the table of a chunk that has none is one of a TableArena,
+// so that staging does not bound what is read in place.
 //
-// Invariant: a slot has one owner, from take() until give(), which comes after the device is done.
+// Invariant: a slot, or table, has one owner, from take() until give(), which comes after the
+// device is done.
 #pragma once
 
 #include <condition_variable>
@@ -14,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,16 +29,22 @@ using Slot = std::uint32_t;
 // Pages of one kernel launch at most: then a table is 4 KiB.
 inline constexpr std::size_t kTableRows = 256;
 
+// A row for each page of a chunk, where kernels find them.
+struct KernelTable {
+  std::int64_t* pages = nullptr;
+  std::uint64_t* blocks = nullptr;
+};
+
 // The slots [first, first + count) of one direction. Threads: any.
 class SlotLane {
  public:
   SlotLane(Slot first, std::size_t count);
 
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  // Exactly `wanted` slots, at most count(), waiting for them; none once closed. One taker.
-  [[nodiscard]] std::vector<Slot> take(std::size_t wanted);
-  // Whether take(1) would not wait.
-  [[nodiscard]] bool has_free();
+  // Exactly `wanted` slots, at most count(), waiting for them; nothing once closed. One taker.
+  [[nodiscard]] std::optional<std::vector<Slot>> take(std::size_t wanted);
+  // Whether take(wanted) would not wait.
+  [[nodiscard]] bool has_free(std::size_t wanted);
   void give(std::span<const Slot> slots);
   void close();
   // All slots are free.
@@ -59,17 +68,30 @@ class Staging {
 
   [[nodiscard]] static std::uint64_t slot_bytes(std::uint64_t page_bytes) noexcept;
   [[nodiscard]] std::byte* page(Slot slot) const noexcept { return memory_ + slot * stride_; }
-  [[nodiscard]] std::int64_t* table_pages(Slot slot) const noexcept {
-    return reinterpret_cast<std::int64_t*>(page(slot) + table_offset_);
-  }
-  [[nodiscard]] std::uint64_t* table_blocks(Slot slot) const noexcept {
-    return reinterpret_cast<std::uint64_t*>(table_pages(slot) + kTableRows);
-  }
+  [[nodiscard]] KernelTable table(Slot slot) const noexcept;
 
  private:
   const std::shared_ptr<Device> device_;
   const std::uint64_t table_offset_;
   const std::uint64_t stride_;
+  std::byte* memory_ = nullptr;
+};
+
+// Pinned tables that belong to no slot.
+class TableArena {
+ public:
+  // Throws Error{system} when the device pins no more.
+  TableArena(std::shared_ptr<Device> device, std::size_t count);
+  ~TableArena();
+  TableArena(const TableArena&) = delete;
+  TableArena& operator=(const TableArena&) = delete;
+
+  [[nodiscard]] KernelTable table(Slot index) const noexcept;
+
+  SlotLane lane;  // who has which
+
+ private:
+  const std::shared_ptr<Device> device_;
   std::byte* memory_ = nullptr;
 };
 

@@ -48,20 +48,20 @@ void walk_source(const Core& core, const BlockSource& source, std::uint32_t laye
 
 // Calls run(job) for each chunk of at most kTableRows pages.
 template <typename Run>
-Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, const PageSlots& batch,
+Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, const PageBlocks& batch,
                   Run&& run) {
-  for (std::size_t first = 0; first < batch.slots.size(); first += kTableRows) {
-    const Slot head = batch.slots[first];
+  for (std::size_t first = 0; first < batch.blocks.size(); first += kTableRows) {
+    const KernelTable& table = batch.tables[first / kTableRows];
     const bool resident = batch.resident.count != 0;
     const bool by_rows = resident && !batch.pages.empty();
     const std::int64_t* const in_order =
-        resident ? batch.resident.first_slots + first : core.staging.table_pages(head);
+        resident ? batch.resident.first_slots + first : table.pages;
     const PageJob job{.regions = core.regions.begin(layer),
                       .pages = by_rows ? batch.resident.first_slots : in_order,
-                      .blocks = core.staging.table_blocks(head),
-                      .rows = by_rows ? core.staging.table_pages(head) : nullptr,
+                      .blocks = table.blocks,
+                      .rows = by_rows ? table.pages : nullptr,
                       .region_count = core.regions.count(layer, end),
-                      .count = std::min(kTableRows, batch.slots.size() - first),
+                      .count = std::min(kTableRows, batch.blocks.size() - first),
                       .page_count = core.layout.page_count(),
                       .tokens_per_page = resident ? batch.resident.page_size : 1};
     if (job.region_count == 0) continue;
@@ -72,8 +72,8 @@ Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, cons
 
 }  // namespace
 
-PageSlots PageSlots::sub(std::size_t first, std::size_t count) const {
-  PageSlots part = *this;
+PageBlocks PageBlocks::sub(std::size_t first, std::size_t count) const {
+  PageBlocks part = *this;
   if (resident.count != 0) {
     part.resident.first_slots += first;
     part.resident.count = count;
@@ -83,21 +83,25 @@ PageSlots PageSlots::sub(std::size_t first, std::size_t count) const {
   return part;
 }
 
-void fill_tables(const Core& core, const PageSlots& batch) {
-  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
-    const Slot head = batch.slots[i / kTableRows * kTableRows];
+void fill_tables(const PageBlocks& batch) {
+  if (batch.tables.empty()) return;
+  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
+    const KernelTable& table = batch.tables[i / kTableRows];
     const std::size_t row = i % kTableRows;
-    core.staging.table_blocks(head)[row] = reinterpret_cast<std::uint64_t>(
-        batch.blocks.empty() ? core.staging.page(batch.slots[i]) : batch.blocks[i]);
-    if (!batch.pages.empty()) core.staging.table_pages(head)[row] = batch.pages[i];
+    table.blocks[row] = reinterpret_cast<std::uint64_t>(batch.blocks[i]);
+    if (!batch.pages.empty()) table.pages[row] = batch.pages[i];
   }
 }
 
-bool was_page(const Core& core, std::span<const Slot> slots, std::size_t i) {
-  return core.staging.table_pages(slots[i / kTableRows * kTableRows])[i % kTableRows] >= 0;
+bool was_page(std::span<const KernelTable> tables, std::size_t i) {
+  return tables[i / kTableRows].pages[i % kTableRows] >= 0;
 }
 
-Status enqueue_gather(const Core& core, const PageSlots& batch) {
+bool scatters_by_kernel(const Core& core, const DevicePages& resident) {
+  return core.options.load_path == CopyPath::kernel || resident.count != 0;
+}
+
+Status enqueue_gather(const Core& core, const PageBlocks& batch) {
   const std::uint32_t layers = core.layout.layer_count();
   if (core.options.spill_path == CopyPath::kernel) {
     return each_chunk(core, 0, layers, batch, [&core](PageJob job) {
@@ -106,8 +110,8 @@ Status enqueue_gather(const Core& core, const PageSlots& batch) {
     });
   }
   std::vector<Span> spans;
-  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
-    std::byte* const slot = core.staging.page(batch.slots[i]);
+  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
+    std::byte* const slot = batch.blocks[i];
     walk_layout(core, 0, layers, static_cast<std::uint64_t>(batch.pages[i]),
                 [&](const std::byte* device, std::uint64_t offset, std::uint64_t bytes) {
                   spans.push_back({slot + offset, device, bytes});
@@ -116,14 +120,14 @@ Status enqueue_gather(const Core& core, const PageSlots& batch) {
   return core.device->copy(core.to_host.handle(), Direction::to_host, spans);
 }
 
-Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch) {
-  if (core.options.load_path == CopyPath::kernel || batch.resident.count != 0) {
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch) {
+  if (scatters_by_kernel(core, batch.resident)) {
     return each_chunk(core, layer, layer + 1, batch, [&core](const PageJob& job) {
       return core.device->run(core.to_device.handle(), job);
     });
   }
   std::vector<Span> spans;
-  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
     walk_layout(core, layer, layer + 1, static_cast<std::uint64_t>(batch.pages[i]),
                 [&](std::byte* device, std::uint64_t offset, std::uint64_t bytes) {
                   spans.push_back({device, batch.blocks[i] + offset, bytes});
@@ -133,11 +137,11 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& b
   return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
 }
 
-Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch,
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch,
                        const BlockSource& source) {
   std::vector<Span> spans;
-  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
-    const std::byte* const slot = core.staging.page(batch.slots[i]);
+  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
+    const std::byte* const slot = batch.blocks[i];
     const auto page = static_cast<std::uint64_t>(batch.pages[i]);
     walk_source(core, source, layer, [&](const SourcePiece& one) {
       spans.push_back(
@@ -148,15 +152,15 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& b
   return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
 }
 
-void fill_slots(const Core& core, std::uint32_t layer, const PageSlots& batch,
+void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,
                 std::span<const BlockRef> refs, const BlockSource* source) {
   const std::uint64_t begin = core.layer_offsets[layer];
   const std::uint64_t bytes = core.layer_offsets[layer + 1] - begin;
-  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
-    std::byte* const slot = core.staging.page(batch.slots[i]);
+  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
+    std::byte* const slot = batch.blocks[i];
     if (source == nullptr) {
-      if (batch.blocks[i] != slot) continue;
-      copy_nt_unfenced(slot + begin, core.pool->payload(refs[i]) + begin, bytes);
+      const std::byte* const payload = core.pool->payload(refs[i]);
+      if (slot != payload) copy_nt_unfenced(slot + begin, payload + begin, bytes);
       continue;
     }
     const auto own = refs.subspan(i * source->blocks_per_page(), source->blocks_per_page());

@@ -1,5 +1,6 @@
-// Enqueues what copies pages between slots and the device, by the kernel or by batches of spans,
-// and fills slots from blocks. Threads: one per direction; none of it waits for the device.
+// Enqueues what copies pages between blocks, in slots or in the pool, and the device, by the kernel
+// or by batches of spans, and fills slots from blocks. Threads: one per direction; none of it waits
+// for the device.
 #pragma once
 
 #include <cstddef>
@@ -11,36 +12,37 @@
 
 namespace hpkv::stream {
 
-// Pages and the slots that stand for them, one each. The pages are `pages`; or `resident`, when it
+// Pages and where the block of each is, one each. The pages are `pages`; or `resident`, when it
 // has any; or, of a gather, those of `resident` whose rows are `pages`. The spans are the caller's
 // and outlive the enqueued work's call, not the work.
-struct PageSlots {
+struct PageBlocks {
   std::span<const std::int64_t> pages;
   DevicePages resident;
-  std::span<const Slot> slots;
-  // Where each page's block is; of a load. Its slot's page, or in the pool.
-  std::span<std::byte* const> blocks;
+  std::span<std::byte* const> blocks;   // a slot's page, or, of a load, in the pool
+  std::span<const KernelTable> tables;  // of each chunk of kTableRows pages; none for spans
 
-  [[nodiscard]] PageSlots sub(std::size_t first, std::size_t count) const;
+  [[nodiscard]] PageBlocks sub(std::size_t first, std::size_t count) const;
 };
 
-// Writes the tables of all chunks, for the calls below on the kernel path. Before the first one;
-// the tables are read by the device until the slots are given back.
-void fill_tables(const Core& core, const PageSlots& batch);
+// Writes the tables of all chunks. Before the first call below; the device reads them until it is
+// done.
+void fill_tables(const PageBlocks& batch);
 
-// Device pages to slots, all layers.
-Status enqueue_gather(const Core& core, const PageSlots& batch);
-// Whether page i of a gather by rows was one. Before the first slot of the batch is given back.
-[[nodiscard]] bool was_page(const Core& core, std::span<const Slot> slots, std::size_t i);
-// One layer of slots to device pages.
-Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch);
+// Device pages to blocks, all layers.
+Status enqueue_gather(const Core& core, const PageBlocks& batch);
+// Whether page i of a gather by rows was one. Before the tables are given back.
+[[nodiscard]] bool was_page(std::span<const KernelTable> tables, std::size_t i);
+// Whether a load of these goes by the kernel.
+[[nodiscard]] bool scatters_by_kernel(const Core& core, const DevicePages& resident);
+// One layer of blocks to device pages.
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch);
 // The same for slots that were filled through a source; by spans.
-Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageSlots& batch,
+Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch,
                        const BlockSource& source);
 
-// A layer of each page's blocks into its slot, but for pages whose block is elsewhere. `refs` are
+// A layer of each page's blocks into its slot, but for pages that are read in the pool. `refs` are
 // those of the batch: one per page, or as many as the source says.
-void fill_slots(const Core& core, std::uint32_t layer, const PageSlots& batch,
+void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,
                 std::span<const BlockRef> refs, const BlockSource* source);
 
 }  // namespace hpkv::stream
