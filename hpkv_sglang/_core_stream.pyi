@@ -64,11 +64,12 @@ class StreamLoad:
         """As `LoadTicket.layer_done`; a host thread has seen it. IndexError."""
     def wait_layer_on(self, stream: int, layer: int) -> bool:
         """Let everything enqueued on ``stream`` from here on run behind the arrival of this layer.
-        Blocks until the layer's copies are enqueued; never for a copy. IndexError.
+        Blocks until the layer's copies are enqueued: for a copy only when the load needs more of
+        the staging area than is free. IndexError.
 
-        False: the load has failed, and the pages are not to be used. True says that it had not
-        failed so far: `ok` says it in the end, and what was computed from the pages of a failed
-        load is computed again."""
+        False: the load has failed, and the pages are not to be used. True: its bytes were good and
+        are on their way. Only a failing device can still spoil them, and it is lost for everybody:
+        `ok` says so in the end."""
     def wait(self) -> bool:
         """As `LoadTicket.wait`. Blocks."""
 

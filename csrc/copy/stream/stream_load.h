@@ -33,10 +33,10 @@ class StreamLoad {
 
   // ---- callers ----
   // Everything enqueued on `stream` from here on runs behind the arrival of this layer. Waits on
-  // the host until the layer's copies are enqueued, never for the copies. False: the load has
-  // failed, the pages are not to be used. True says only that it had not failed by then: the
-  // ticket's ok() says so in the end, and where it says no, what was computed from these pages is
-  // recomputed.
+  // the host until the layer's copies are enqueued: for a copy only where the load stages more
+  // than there is room for. False: the load has failed, the pages are not to be used. True: its
+  // bytes were good and are on their way; only a failing device can still spoil them, and it is
+  // lost for everybody. The ticket's ok() says so in the end.
   [[nodiscard]] bool wait_layer_on(StreamHandle stream, std::uint32_t layer) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_known(layer); });
