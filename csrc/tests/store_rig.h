@@ -95,8 +95,12 @@ struct StoreSide {
   // ones.
   std::vector<disk::ReadOutcome> read(std::span<const Key> keys) {
     std::vector<disk::DiskRef> refs(keys.size());
-    const std::uint64_t stride = disk::round_up_page(block_bytes);
     for (std::size_t i = 0; i < keys.size(); ++i) CHECK(catalog->find(keys[i], refs[i]));
+    return read_found(keys, refs);
+  }
+  std::vector<disk::ReadOutcome> read_found(std::span<const Key> keys,
+                                            std::span<const disk::DiskRef> refs) {
+    const std::uint64_t stride = disk::round_up_page(block_bytes);
     const disk::AlignedBytes buffer(std::max<std::uint64_t>(keys.size() * stride, 4096));
     std::vector<std::byte*> targets(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) targets[i] = buffer.data() + i * stride;
@@ -109,9 +113,12 @@ struct StoreSide {
     }
     return outcomes;
   }
-  // On disk with the right bytes. A block that is not in the index, or turns out bad, is a miss.
+  // On disk with the right bytes. A block that is not in the index, or turns out bad, is a miss; so
+  // is one that another process evicts between the look and the read.
   bool serves(const Key& key) {
-    return on_disk(key) && read(std::span(&key, 1))[0] == disk::ReadOutcome::ok;
+    disk::DiskRef ref;
+    return catalog->find(key, ref) &&
+           read_found(std::span(&key, 1), std::span(&ref, 1))[0] == disk::ReadOutcome::ok;
   }
   std::size_t count_served(std::span<const Key> keys) {
     std::size_t count = 0;
