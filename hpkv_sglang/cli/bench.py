@@ -23,6 +23,7 @@ from rich.table import Table
 
 from hpkv_sglang._core import KeyBatch, Pool
 from hpkv_sglang.cli.attachment import translated
+from hpkv_sglang.errors import PoolError
 from hpkv_sglang.pool.storage import open_store
 
 __all__ = ["bench_table", "measure_disk", "measure_pool"]
@@ -50,15 +51,18 @@ def measure_pool(pool_directory: str, count_bytes: int) -> Rows:
             for i in range(count):
                 target[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] = source
             began.append(time.perf_counter())
-            for key in keys:
-                pool.put(namespace, key, source)
+            stored = [pool.put(namespace, key, source) == "stored" for key in keys]
             began.append(time.perf_counter())
-            for i, key in enumerate(keys):
+            found = [
                 pool.get(key, target[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
+                for i, key in enumerate(keys)
+            ]
             began.append(time.perf_counter())
             for name, (begin, end) in zip(seconds, pairwise(began), strict=True):
                 seconds[name].append(end - begin)
             pool.clear()
+            if not (all(stored) and all(found)):
+                raise PoolError("space", f"measuring in {pool_directory}: blocks found no place.")
     # The first round touches the memory for the first time.
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     return [
@@ -95,6 +99,10 @@ def measure_disk(pool_directory: str, storage: str, count_bytes: int) -> Rows:
         read = ticket.from_disk
         ticket.release()
         store.close(PATIENCE_S)
+    if written != count or read != count:
+        raise PoolError(
+            "space", f"measuring in {storage}: {written} of {count} blocks written, {read} read."
+        )
     return [
         {"name": "disk: write, synced", "gib_per_s": _rate(written, written_s)},
         {"name": "disk: read", "gib_per_s": _rate(read, read_s)},
