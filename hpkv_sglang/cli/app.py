@@ -244,7 +244,7 @@ def bench(
 ) -> None:
     """Measure what host memory and, given a directory, the disk of this machine can do.
 
-    In a pool and a store of its own beside those named, removed afterwards.
+    In folders of its own inside those named, removed afterwards.
     """
     rows = measure_pool(_directory(path), mib << 20)
     if storage_path is not None:

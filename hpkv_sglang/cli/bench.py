@@ -1,8 +1,9 @@
 """`hpkv bench`: what this machine's memory and disk do for blocks, in figures of one run.
 
-Owns a pool and a store of its own, beside the places a server would use and removed afterwards, so
-no server and nothing stored is disturbed. For the project's own questions there are
-`benchmarks/`; this answers one of an operator: is a tier fast enough to be worth it here?
+Owns a pool and a store of its own, in folders inside the places a server would use (or the nearest
+one above that is there) and removed afterwards, so no server and nothing stored is disturbed. For
+the project's own questions there are `benchmarks/`; this answers one of an operator: is a tier fast
+enough to be worth it here?
 
 Threading: one thread copies; the store's threads read and write. Takes seconds.
 """
@@ -115,8 +116,10 @@ def _own_pool(pool_directory: str, count_bytes: int) -> Iterator[tuple[Pool, int
     with TemporaryDirectory(dir=_existing(pool_directory), prefix="hpkv-bench-") as directory:
         with translated():
             pool = Pool.open(directory, pool_bytes=2 * count_bytes + (64 << 20))
-        yield pool, pool.add_namespace(bytes(32), b"", BLOCK_BYTES)
-        pool.close()
+        try:
+            yield pool, pool.add_namespace(bytes(32), b"", BLOCK_BYTES)
+        finally:
+            pool.close()
 
 
 def bench_table(rows: Rows) -> Table:

@@ -239,7 +239,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.engine_is_broken = lambda: True
         try:
             self._enter_namespace()
-        except (CorePoolError, HpkvError) as error:
+        except (CorePoolError, HpkvError, RuntimeError) as error:  # torch's are the last kind
             logger.error("hpkv: the tiers stay off after the update of the weights: %s", error)
 
     def close(self) -> None:

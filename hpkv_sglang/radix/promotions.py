@@ -120,6 +120,8 @@ class Promotions:
 
     def release_old(self) -> None:
         """Let pins go that nobody came for in time. Costs nothing while there are none."""
+        if not self._running:
+            return
         oldest = time.monotonic() - KEEP_S
         for rid, promotion in list(self._running.items()):
             if promotion.settled_at is not None and promotion.settled_at < oldest:

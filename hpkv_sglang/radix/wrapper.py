@@ -136,7 +136,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         # Whoever started something is settled by the list, even if that is at the next step.
         if work or self.group_size > 1:
             tickets = tuple(ticket for ticket, deadline_s in work if deadline_s > 0)
-            latest_s = max((deadline_s for _, deadline_s in work), default=VERIFY_DEADLINE_S)
+            latest_s = max((deadline_s for _, deadline_s in work), default=0.0)
             self.waiting.add(handle, tickets, latest_s)
 
     def _start_work(self, rid: str, promise: _Promise) -> list[tuple[Ticket, float]]:

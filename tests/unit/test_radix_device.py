@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("sglang", reason="the tree side extends SGLang's classes")
 
+from hpkv_sglang._core import CorePoolError
 from hpkv_sglang.copy.engines import host_pages
 from hpkv_sglang.errors import RefusedError
 from hpkv_sglang.layout.heads import Turn
@@ -68,9 +69,11 @@ def test_what_was_read_from_disk_stays_pinned_until_its_load_is_queued(
 ) -> None:
     monkeypatch.setattr(wrapper, "find_run", lambda *_: ThreePages())
     events: list[str] = []
+    looked: list[int] = []
     side = tree_side(broken=False)
     side.promotions = SimpleNamespace(  # type: ignore[assignment]
-        release_settled=lambda rid: events.append(f"release {rid}"), release_old=lambda: None
+        release_settled=lambda rid: events.append(f"release {rid}"),
+        release_old=lambda: looked.append(side._tick),
     )
     side.waiting = []  # type: ignore[assignment]
     side.private_load_indices, side.inflight_load_rids = {}, []
@@ -85,7 +88,7 @@ def test_what_was_read_from_disk_stays_pinned_until_its_load_is_queued(
     for _ in range(3):  # the batch is full: SGLang does not come back for the request
         side.tick()
     side.match(["token"] * (4 * PAGE), req, Matched())
-    assert events == []
+    assert (events, looked) == ([], [1, 2, 3])
     side.load_back(req)
     assert events == ["queue r", "release r"]
 
@@ -145,11 +148,12 @@ def test_the_stream_of_forwards_follows_the_resolved_arguments(
     assert linker_module.stream_of_forwards(typed, "forward") == found
 
 
+@pytest.mark.parametrize("kind", [RefusedError, RuntimeError, CorePoolError])
 def test_a_rank_that_cannot_copy_after_new_weights_goes_on_and_promises_nothing(
-    caplog: pytest.LogCaptureFixture,
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_memory() -> None:
-        raise RefusedError("the CUDA copy engine cannot start: no pinned memory")
+        raise kind("system", "no pinned memory")
 
     linker = HpkvLinker.__new__(HpkvLinker)
     linker.loads = SimpleNamespace(reset=lambda: None)  # type: ignore[assignment]
