@@ -155,11 +155,13 @@ bool get_block(PoolHandle& self, const nb::bytes& raw_key, nb::handle out) {
 nb::dict stats(const PoolHandle& self) {
   PoolStats stats;
   disk::DiskStats on_disk;
+  std::uint64_t pending = 0;
   const disk::Catalog catalog(self.pool);
   {
     const nb::gil_scoped_release release;
     stats = self.pool->stats();
     on_disk = catalog.stats();
+    pending = catalog.pending_blocks();
   }
   nb::dict out;
   out["pool_bytes"] = stats.pool_bytes;
@@ -188,6 +190,7 @@ nb::dict stats(const PoolHandle& self) {
   out["disk_bytes"] = catalog.region_count() * catalog.region_bytes();
   out["disk_used_bytes"] = on_disk.bytes;
   out["disk_blocks"] = on_disk.entries;
+  out["disk_pending_blocks"] = pending;
   out["disk_regions"] = catalog.region_count();
   out["disk_regions_in_use"] = on_disk.regions_in_use;
   out["disk_regions_unknown"] = on_disk.regions_unknown;

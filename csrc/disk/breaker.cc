@@ -9,12 +9,15 @@ namespace {
 
 constexpr std::int64_t kRestNs = kSecond;
 constexpr std::int64_t kRestMostNs = 30 * kSecond;
-constexpr std::int64_t kHangNs = kSecond;
 
 }  // namespace
 
-Breaker::Breaker(std::string what, std::shared_ptr<Notices> notices, Clock clock)
-    : what_(std::move(what)), notices_(std::move(notices)), clock_(std::move(clock)) {}
+Breaker::Breaker(std::string what, std::shared_ptr<Notices> notices, Clock clock,
+                 std::int64_t hang_ns)
+    : what_(std::move(what)),
+      notices_(std::move(notices)),
+      clock_(std::move(clock)),
+      hang_ns_(hang_ns) {}
 
 bool Breaker::resting() const noexcept {
   const std::int64_t until = rest_until_.load(std::memory_order_acquire);
@@ -22,20 +25,21 @@ bool Breaker::resting() const noexcept {
 }
 
 bool Breaker::hanging() const noexcept {
-  const std::int64_t old = clock_() - kHangNs;
+  const std::int64_t old = clock_() - hang_ns_;
   return std::any_of(started_.begin(), started_.end(), [old](const auto& place) {
     const std::int64_t started = place.load(std::memory_order_relaxed);
     return started != 0 && started <= old;
   });
 }
 
-void Breaker::look() {
+bool Breaker::look() {
   const bool hangs = hanging();
   const std::lock_guard guard(mutex_);
-  if (hangs == hang_said_) return;
+  if (hangs == hang_said_) return false;
   hang_said_ = hangs;
   notices_->say(hangs ? "disk tier: " + what_ + " hangs; requests go on without it"
                       : "disk tier: " + what_ + " no longer hangs");
+  return hangs;
 }
 
 void Breaker::succeeded() {

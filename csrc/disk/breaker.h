@@ -1,5 +1,5 @@
 // What the tier does about a disk that fails or hangs: after a failure it rests (1 s, doubling to
-// 30 s) and the next call afterwards is the test; while a call takes longer than a second nothing
+// 30 s) and the next call afterwards is the test; while a call takes longer than `hang_ns` nothing
 // new is asked of the disk.
 //
 //   working ──failure──▶ resting ──rest over──▶ testing ──success──▶ working
@@ -28,14 +28,16 @@ class Breaker {
   using Clock = std::function<std::int64_t()>;
 
   // `what` names the direction in log lines: "reading", "writing".
-  Breaker(std::string what, std::shared_ptr<Notices> notices, Clock clock);
+  Breaker(std::string what, std::shared_ptr<Notices> notices, Clock clock,
+          std::int64_t hang_ns = 1'000'000'000);
 
   // Whether the disk may be asked for something new.
   [[nodiscard]] bool accepts() const noexcept { return !resting() && !hanging(); }
   [[nodiscard]] bool resting() const noexcept;
   [[nodiscard]] bool hanging() const noexcept;
-  // Says once that a call hangs. For a thread that never calls the disk itself.
-  void look();
+  // Says once that a call hangs; true when it said so now. For a thread that never calls the disk
+  // itself.
+  [[nodiscard]] bool look();
 
   // How something went that was asked of the disk. What is neither needs not be said.
   void succeeded();
@@ -59,6 +61,7 @@ class Breaker {
   const std::string what_;
   const std::shared_ptr<Notices> notices_;
   const Clock clock_;
+  const std::int64_t hang_ns_;
   std::array<std::atomic<std::int64_t>, kCallsSeen> started_{};  // 0: no call
   std::atomic<std::int64_t> rest_until_{0};
   std::mutex mutex_;          // the rest; never held while a call is under way

@@ -147,6 +147,8 @@ class Catalog {
   [[nodiscard]] std::uint64_t activity() const noexcept;
   // One walk over the host pool.
   [[nodiscard]] Survey survey(const SurveyLimits& limits) const;
+  // Ready blocks of the host pool that are not on disk: what a reboot now would lose. One walk.
+  [[nodiscard]] std::uint64_t pending_blocks() const;
   // Takes the ready entries of a namespace out; returns how many.
   std::uint64_t drop_namespace(std::uint32_t namespace_index) noexcept;
   [[nodiscard]] DiskStats stats() const;

@@ -93,6 +93,26 @@ Survey Catalog::survey(const SurveyLimits& limits) const {
   return survey;
 }
 
+std::uint64_t Catalog::pending_blocks() const {
+  const shm::Core& core = pool_->impl_->core;
+  std::uint64_t pending = 0;
+  if (core.off() || region_count() == 0) return pending;
+  const View& view = core.view;
+  view.for_each_run([&](const shm::Run& run) {
+    for (std::uint64_t i = 0; i < run.geometry.block_count; ++i) {
+      const Descriptor& block = view.descriptor(view.descriptor_offset(run, i));
+      const std::uint64_t word = block.word.load(std::memory_order_acquire);
+      index::DiskFound found;
+      if (BlockWord::state(word) == BlockState::ready &&
+          !index::find_on_disk(view, shm::load_key(block), found)) {
+        ++pending;
+      }
+    }
+    return true;
+  });
+  return pending;
+}
+
 std::uint64_t Catalog::drop_namespace(std::uint32_t namespace_index) noexcept {
   shm::Core& core = pool_->impl_->core;
   if (core.off()) return 0;

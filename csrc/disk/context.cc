@@ -2,15 +2,14 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 namespace hpkv::disk {
 
-void Tally::failed(std::atomic<std::uint64_t>& kind, std::string_view operation,
-                   std::uint32_t region, int code) {
+void Tally::failed(std::atomic<std::uint64_t>& kind, std::string what, int code) {
   const bool space = code == -ENOSPC || code == -EDQUOT;
   (space ? space_errors : kind).fetch_add(1, std::memory_order_relaxed);
-  std::string text(operation);
-  text += " region " + std::to_string(region) + ": " + std::generic_category().message(-code);
+  std::string text = std::move(what) + ": " + std::generic_category().message(-code);
   const std::lock_guard guard(mutex_);
   last_error_ = std::move(text);
 }
@@ -49,7 +48,7 @@ bool Context::recovered() const noexcept {
 int Context::available_bytes(std::uint64_t& bytes) {
   FileSystemSpace space;
   const int code = files.files().space(directory.path(), space);
-  if (code < 0) tally.failed(tally.read_errors, "ask how much space is left for", 0, code);
+  if (code < 0) tally.failed(tally.read_errors, "ask how much space is left", code);
   bytes = space.available_bytes;
   return code;
 }

@@ -26,8 +26,11 @@ struct Tally {
   std::atomic<std::uint64_t> read_errors{0}, write_errors{0}, sync_errors{0}, space_errors{0};
 
   // A call of the disk failed: counts it as the kind that it is and keeps the words.
+  void failed(std::atomic<std::uint64_t>& kind, std::string what, int code);
   void failed(std::atomic<std::uint64_t>& kind, std::string_view operation, std::uint32_t region,
-              int code);
+              int code) {
+    failed(kind, std::string(operation) + " region " + std::to_string(region), code);
+  }
   [[nodiscard]] StoreCounters snapshot() const;
 
  private:
@@ -52,6 +55,7 @@ struct Context {
   StoreDirectory directory;
   RegionFiles files;
   Tally tally;
+  std::atomic<bool> gives_back{false};  // the file system is short of space for others
 
   [[nodiscard]] const StoreHeader& header() const noexcept { return directory.header(); }
   [[nodiscard]] std::uint32_t region_count() const noexcept { return header().region_count; }
@@ -63,13 +67,16 @@ struct Context {
   [[nodiscard]] std::uint64_t spare_bytes() const noexcept {
     return std::max(2 * header().region_bytes, std::uint64_t{64} << 20U);
   }
+  [[nodiscard]] std::uint64_t grow_bytes() const noexcept {
+    return spare_bytes() + header().region_bytes;
+  }
   // Free bytes of the file system. 0, or -errno when it does not say: a disk that fails is no
   // reason to give blocks up, and none to take more of it.
   [[nodiscard]] int available_bytes(std::uint64_t& bytes);
   // Whether a region file may be made.
   [[nodiscard]] bool may_grow() {
     std::uint64_t bytes = 0;
-    return available_bytes(bytes) == 0 && bytes >= spare_bytes() + header().region_bytes;
+    return available_bytes(bytes) == 0 && bytes >= grow_bytes();
   }
 };
 

@@ -61,8 +61,10 @@ int Evictor::shrink() {
   for (int i = 0; i < kRemovalsAtOnce; ++i) {
     std::uint64_t available = 0;
     if (const int unknown = context_.available_bytes(available); unknown < 0) return unknown;
+    if (available >= context_.grow_bytes()) context_.gives_back = false;
     if (available >= context_.spare_bytes()) return 0;
     if (!remove_one(code)) return code;
+    context_.gives_back = true;
   }
   return code;
 }

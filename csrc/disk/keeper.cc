@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "disk/pause.h"
 
@@ -41,19 +42,31 @@ class Keeper::Desk {
   }
 
   void keep() {
-    const int synced = tier_->store->sync_aged(false);
-    const int tended = tier_->store->tend();
+    const auto [synced, tended] = ask_disk();
     if (std::max(synced, tended) != 0) {
       tier_->keeping.failed(tier_->store->counters().last_error);
       tier_->pool->count_disk(0, 0, 1);
     } else {
       tier_->keeping.succeeded();
     }
+    if (gave_back_ != tier_->store->gives_back()) {
+      gave_back_ = !gave_back_;
+      tier_->notices->say(gave_back_
+                              ? "disk tier: the file system is nearly full: files are given back"
+                              : "disk tier: the file system has room again");
+    }
     due_ = steady_clock::now() + kTick;
+  }
+
+  std::pair<int, int> ask_disk() {
+    const Breaker::Call call(tier_->keeping);
+    const int synced = tier_->store->sync_aged(false);
+    return {synced, tier_->store->tend()};
   }
 
   const std::shared_ptr<Tier> tier_;
   steady_clock::time_point due_;
+  bool gave_back_ = false;  // as it was said last
   Pause pause_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 
+#include "base/clock.h"
 #include "disk/format.h"
 
 namespace hpkv::disk {
@@ -16,6 +17,17 @@ constexpr std::int64_t kOthersPauseNs = 2 * kMillisecond;
 std::uint64_t known_block_bytes(const Pool& pool, std::uint32_t namespace_index) {
   const auto info = pool.name_space(namespace_index);
   return info ? info->block_bytes : 0;
+}
+
+// The counters have each; the log has one line a while, for a disk that rots has many.
+void say_damage(Tier& tier, std::ptrdiff_t blocks) {
+  constexpr std::int64_t kPauseNs = 600 * kSecond;
+  const std::int64_t now = now_ns();
+  std::int64_t said = tier.damage_said_ns.load(std::memory_order_relaxed);
+  if (said != 0 && now - said < kPauseNs) return;
+  if (!tier.damage_said_ns.compare_exchange_strong(said, now, std::memory_order_relaxed)) return;
+  tier.notices->say("disk tier: damaged or missing blocks in a read: " + std::to_string(blocks) +
+                    "; requests compute them again, and 'hpkv verify' looks at all there are");
 }
 
 std::uint64_t failures(const std::vector<ReadOutcome>& outcomes) {
@@ -161,6 +173,9 @@ void Promotion::ask_disk(const Batch& batch, std::vector<ReadOutcome>& outcomes)
   if (const std::int64_t delay = tier_.read_delay_ns.load(std::memory_order_relaxed); delay > 0)
     sleep_ns(delay);
   tier_.store->read(batch.refs, targets, outcomes);
+  if (const auto bad = std::ranges::count(outcomes, ReadOutcome::bad); bad > 0) {
+    say_damage(tier_, bad);
+  }
   if (std::ranges::count(outcomes, ReadOutcome::io_error) > 0) {
     tier_.reading.failed(tier_.store->counters().last_error);
   } else {

@@ -90,6 +90,8 @@ const StoreInfo& RegionStore::info() const noexcept { return impl_->info; }
 
 StoreCounters RegionStore::counters() const { return impl_->context.tally.snapshot(); }
 
+bool RegionStore::gives_back() const noexcept { return impl_->context.gives_back; }
+
 AppendResult RegionStore::append(std::uint32_t namespace_index, std::span<const BlockRef> pinned,
                                  std::span<const Key> keys) {
   if (pinned.size() != keys.size()) {
@@ -125,7 +127,8 @@ int RegionStore::tend() {
   // back, so do we.
   const bool in_place = impl_->context.directory.in_place();
   if (impl_->in_place.exchange(in_place, std::memory_order_relaxed) && !in_place) {
-    impl_->context.tally.failed(impl_->context.tally.write_errors, "find the store of", 0, -ENOENT);
+    impl_->context.tally.failed(impl_->context.tally.write_errors, "find the store's directory",
+                                -ENOENT);
   }
   if (!in_place) return ENOENT;
   const int regions = impl_->writer.tend_regions();
@@ -149,7 +152,7 @@ std::uint64_t RegionStore::clear(std::optional<std::uint32_t> namespace_index) {
     if (!info) continue;
     // The descriptor first: without it, recovery leaves the blocks out.
     const int code = context.directory.namespaces().remove(info->id);
-    if (code < 0) context.tally.failed(context.tally.write_errors, "clear a namespace of", 0, code);
+    if (code < 0) context.tally.failed(context.tally.write_errors, "clear a namespace", code);
     dropped += context.catalog->drop_namespace(i);
   }
   impl_->recovery.forget_namespaces();

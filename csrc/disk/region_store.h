@@ -116,6 +116,8 @@ class RegionStore {
 
   [[nodiscard]] const StoreInfo& info() const noexcept;
   [[nodiscard]] StoreCounters counters() const;
+  // Whether files were taken away for the sake of others, and none may be made yet.
+  [[nodiscard]] bool gives_back() const noexcept;
 
   // Writes blocks of one namespace that the caller has pinned, in order, in few large writes;
   // pinned.size() == keys.size(). Each is in the index once its bytes are written (not synced).

@@ -182,8 +182,9 @@ std::optional<std::string> Store::wait_notice(nanoseconds timeout) {
   Tier& tier = *impl_->tier;
   const auto deadline = steady_clock::now() + timeout;
   for (;;) {
-    tier.reading.look();
-    tier.writing.look();
+    for (Breaker* breaker : {&tier.reading, &tier.writing, &tier.keeping}) {
+      if (breaker->look()) tier.pool->count_disk(0, 0, 1);
+    }
     const nanoseconds left = deadline - steady_clock::now();
     auto line = tier.notices->wait(std::clamp<nanoseconds>(left, nanoseconds(0), kLook));
     if (!line || !line->empty() || left <= kLook) return line;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/clock.h"
 #include "disk/admission.h"
 #include "disk/breaker.h"
 #include "disk/region_store.h"
@@ -25,7 +26,7 @@ struct Tier {
         admission(store->info().storage_bytes, min_uses),
         reading("reading", notices, clock),
         writing("writing", notices, clock),
-        keeping("keeping the store in order", notices, clock) {}
+        keeping("keeping the store in order", notices, clock, 10 * kSecond) {}
 
   const std::shared_ptr<Pool> pool;
   const std::shared_ptr<Catalog> catalog;
@@ -34,9 +35,10 @@ struct Tier {
   Admission admission;
   Breaker reading;
   Breaker writing;
-  Breaker keeping;  // for its log lines only: it stops nobody
+  Breaker keeping;  // for its log lines only: it stops nobody, and syncs may take seconds
 
-  std::atomic<bool> short_of_room{false};  // the last block that needed a place found none
+  std::atomic<bool> short_of_room{false};       // the last block that needed a place found none
+  std::atomic<std::int64_t> damage_said_ns{0};  // when the log last told of damaged blocks
 
   // Fault injection: every read or write of blocks is late by so much.
   std::atomic<std::int64_t> read_delay_ns{0};

@@ -24,7 +24,7 @@ AppendResult Writer::append(std::uint32_t namespace_index, std::span<const Write
     const std::lock_guard guard(mutex_);
     const int code = describe(*info);
     if (code < 0) {
-      context_.tally.failed(context_.tally.write_errors, "describe the namespace for", 0, code);
+      context_.tally.failed(context_.tally.write_errors, "describe a namespace", code);
       result.error = -code;
       result.refused = count;
     } else {
@@ -82,7 +82,7 @@ void Writer::append_batch(Batch batch, AppendResult& result) {
       if (code < 0) result.error = -code;
       if (open == nullptr && code == 0) {  // no failure of the disk: there is just no place
         result.no_room = true;
-        context_.tally.failed(context_.tally.space_errors, "find room for a", 0, -ENOSPC);
+        context_.tally.failed(context_.tally.space_errors, "find room for a region", -ENOSPC);
       }
       return;
     }

@@ -257,6 +257,7 @@ TEST(a_survey_counts_free_and_clean_bytes_and_offers_the_coldest_of_the_rest) {
   CHECK(side.pool->pin(std::span(&keys[6], 1), std::span(&pinned, 1)) == 1);
   survey = side.catalog.survey({.blocks = 10});
   CHECK(survey.clean_bytes == 6 * kBlock);
+  CHECK(side.catalog.pending_blocks() == 34);  // pinned or not
   CHECK(survey.coldest.size() == 10);
   for (std::size_t i = 0; i < 10; ++i) CHECK(survey.coldest[i].key == keys[7 + i]);
   CHECK(survey.coldest[0].namespace_index == side.index && survey.coldest[0].stamp != 0);

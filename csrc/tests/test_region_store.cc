@@ -248,7 +248,7 @@ TEST(files_go_while_others_need_the_space_and_come_back_when_they_do_not) {
   files->set_available(1 * kMiB);
   CHECK(side.store->tend() == 0);
   CHECK(bytes_in(regions) < before);
-  CHECK(side.store->counters().regions_removed == 4);
+  CHECK(side.store->counters().regions_removed == 4 && side.store->gives_back());
   CHECK(!side.on_disk(keys[0]) && side.serves(keys[8 * each - 1]));
   // Short of space it goes on in the regions that it has.
   const std::uint64_t shrunk = bytes_in(regions);
@@ -257,6 +257,7 @@ TEST(files_go_while_others_need_the_space_and_come_back_when_they_do_not) {
   files->set_available(1024 * kMiB);
   CHECK(side.append(std::span(keys).last(2 * each)).written == 2 * each);
   CHECK(bytes_in(regions) > shrunk);
+  CHECK(side.store->tend() == 0 && !side.store->gives_back());
   require_sound(*side.pool);
 }
 

@@ -316,6 +316,9 @@ TEST(a_flipped_byte_on_disk_ends_the_run_before_it_and_is_not_served_again) {
   CHECK(rig.own.promoted(keys)->count() == 6);
   CHECK(rig.own.store->lookup(keys) == 6);
   CHECK(!rig.own.store->stats().reading_rests);
+  const auto lines = notices(*rig.own.store);
+  CHECK(lines.size() == 1 &&
+        lines[0].find("damaged or missing blocks in a read: 1;") != std::string::npos);
   require_sound(*rig.own.pool);
 }
 

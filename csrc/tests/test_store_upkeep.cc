@@ -112,6 +112,36 @@ TEST(the_keeper_keeps_the_store_while_it_recovers) {
   rig.files->set_hook({});
 }
 
+TEST(a_keeper_that_hangs_is_said_and_counted_once_and_holds_nobody) {
+  Rig rig;
+  const auto keys = rig.on_disk_only(10);
+  rig.own.store.reset();
+  rig.door->shut();
+  rig.files->set_hook([door = rig.door](FileCall call, const std::string&) {
+    if (call == FileCall::space) door->pass();
+    return 0;
+  });
+  disk::StoreOptions options;
+  options.directory = rig.folder.path() + "/store";
+  options.files = rig.files;
+  options.clock = [now = rig.now] { return now->load(); };
+  options.takeover_wait_ns = 0;
+  rig.own.store = Store::open(rig.own.pool, options);
+  rig.door->await_somebody();
+  rig.pass(9 * kSecond);  // a long sync is no hang
+  CHECK(notices(*rig.own.store).empty());
+  rig.pass(2 * kSecond);
+  const auto lines = notices(*rig.own.store);
+  CHECK(lines.size() == 1 &&
+        lines[0].find("keeping the store in order hangs") != std::string::npos);
+  CHECK(rig.own.pool->stats().disk_errors == 1);
+  CHECK(rig.own.promoted(keys)->count() == 10);
+  rig.door->open();
+  const auto line = rig.own.store->wait_notice(kLong);
+  CHECK(line && line->find("no longer hangs") != std::string::npos);
+  CHECK(rig.own.store->close(kLong));
+}
+
 // ---- leaving ----
 
 TEST(a_last_sync_that_hangs_holds_nobody_who_closes_longer_than_asked) {

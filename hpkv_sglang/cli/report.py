@@ -49,6 +49,7 @@ _STORAGE = (
     "disk_bytes",
     "disk_used_bytes",
     "disk_blocks",
+    "disk_pending_blocks",
     "disk_regions",
     "disk_regions_in_use",
     "disk_regions_unknown",
@@ -183,7 +184,8 @@ def _storage_rows(storage: dict[str, Any]) -> dict[str, str]:
     unknown = storage["regions_unknown"]
     return {
         "disk": f"{bytes_words(storage['bytes'])}, {bytes_words(storage['used_bytes'])} used "
-        f"({share:.1f} %) by {storage['blocks']} blocks",
+        f"({share:.1f} %) by {storage['blocks']} blocks; {storage['pending_blocks']} blocks of "
+        "the pool are not there (yet)",
         "disk regions": f"{storage['regions']}, {storage['regions_in_use']} in use"
         + (f", {unknown} not looked at yet" if unknown else ""),
         "demoted": f"{bytes_words(storage['demoted_bytes'])}, now "

@@ -22,10 +22,10 @@ def wait_until_on_disk(pool: Path, timeout_s: float = 60.0) -> None:
     while True:
         with attached(str(pool), read_only=True) as core:
             stats = core.stats()
-        if stats["writing"] == 0 < stats["blocks"] <= stats["disk_blocks"]:
+        if stats["blocks"] > 0 and stats["writing"] == stats["disk_pending_blocks"] == 0:
             return
         if time.monotonic() > deadline:
-            counts = {key: stats[key] for key in ("blocks", "writing", "disk_blocks")}
+            counts = {key: stats[key] for key in ("blocks", "writing", "disk_pending_blocks")}
             raise TimeoutError(f"not on disk after {timeout_s:.0f} s: {counts}")
         time.sleep(_POLL_S)
 

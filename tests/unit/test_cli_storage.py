@@ -24,6 +24,7 @@ STORAGE_KEYS = {
     "bytes",
     "used_bytes",
     "blocks",
+    "pending_blocks",
     "regions",
     "regions_in_use",
     "regions_unknown",
@@ -54,7 +55,8 @@ def store(pool: Pool, tmp_path: Path) -> Path:
 def test_stat_shows_the_disk_tier(store: Path, directory: str) -> None:
     storage = json.loads(hpkv("stat", "--path", directory, "--json").stdout)["storage"]
     assert storage.keys() == STORAGE_KEYS
-    assert storage["blocks"] == 5 and storage["demoted_bytes"] == 5 * BLOCK_BYTES
+    assert storage["blocks"] == 5 and storage["pending_blocks"] == 3
+    assert storage["demoted_bytes"] == 5 * BLOCK_BYTES
     assert storage["bytes"] <= 8 << 20
     assert "disk regions" in hpkv("stat", "--path", directory).stdout
 
