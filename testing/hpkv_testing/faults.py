@@ -9,6 +9,7 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"losing_every": 2}                 every second load has lost its blocks before it starts
     {"disk_delay": ["read", 6.0]}       every read of blocks from disk is late by 6 s ("write" too)
     {"deadline_s": 0.2}                 how long a request may wait for the tiers
+    {"wait_complete_cap_s": 1.0}        the longest wait for the disk under that policy
     {"self_test": "why"}                the page self-test at start finds this
     {"streams": 200}                    not a fault: copies by the stream engine, on a device of
                                         threads that is late by up to 200 us, see host_streams.py
@@ -144,6 +145,12 @@ def _deadline_s(cache: Any, _linker: Any, value: float) -> None:
     waiting.add = lambda handle, tickets, _deadline_s: add(handle, tickets, value)
 
 
+def _wait_complete_cap_s(_cache: Any, _linker: Any, value: float) -> None:
+    from hpkv_sglang.radix import promotions
+
+    promotions.WAIT_COMPLETE_CAP_S = value
+
+
 def _count(cache: Any, _linker: Any, _value: bool) -> None:
     seen = {"steps": 0, "collectives": 0}
     step, reduce, reset = cache.check_hicache_events, cache._all_reduce_attn_groups, cache.reset
@@ -205,6 +212,7 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "alloc_fails_every": _alloc_fails_every,
     "losing_every": _losing_every,
     "deadline_s": _deadline_s,
+    "wait_complete_cap_s": _wait_complete_cap_s,
     "self_test": lambda *_: None,  # hooked, as the next one: there is no tree yet
     "streams": lambda *_: None,
     "count": _count,

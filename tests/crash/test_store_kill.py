@@ -8,6 +8,7 @@ new one.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import tempfile
@@ -46,6 +47,41 @@ def opened(folder: Path, store_folder: Path, *, background: bool) -> Client:
     line = f"open {folder} {store_folder} {STORE_BYTES} {KEYS} {int(background)}"
     assert client.ask(line) == "open"
     return client
+
+
+def open_at_once(folders: list[Path], store_folder: Path) -> list[str]:
+    """What processes are answered that open the store in the same moment, each over its pool."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(folder, program=STORE_CLIENT)) for folder in folders]
+        for client in clients:
+            assert client.ask("nothing").startswith("error unknown")  # it runs
+        for client in clients:
+            client.send(f"open {client.directory} {store_folder} {STORE_BYTES} {KEYS} 1")
+        answers = [client.receive() for client in clients]
+        for client, answer in zip(clients, answers, strict=True):
+            if answer == "open":
+                assert client.ask(f"work {clients.index(client)} {STEPS}") == "done"
+                require_sound(client, "opened at once")
+        require_within_size(store_folder, "opened at once")
+        return answers
+
+
+@pytest.mark.parametrize("round_number", range(3))
+def test_processes_of_one_pool_that_open_a_store_at_once_all_get_it(
+    folder: Path, store_folder: Path, round_number: int
+) -> None:
+    assert open_at_once([folder] * 4, store_folder) == ["open"] * 4
+
+
+@pytest.mark.parametrize("round_number", range(2))
+def test_of_processes_with_pools_of_their_own_exactly_one_gets_the_store(
+    folder: Path, store_folder: Path, round_number: int
+) -> None:
+    folders = [folder / str(i) for i in range(4)]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    answers = open_at_once(folders, store_folder)
+    assert answers.count("open") == 1
+    assert all(str(store_folder) in answer for answer in answers if answer != "open"), answers
 
 
 def numbers(answer: str) -> set[int]:

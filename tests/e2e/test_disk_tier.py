@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpkv_sglang.cli.attachment import attached
-from hpkv_testing.client import Ask
+from hpkv_testing.client import Answer, Ask
 from hpkv_testing.faults import faults_env
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.models import TinyLlama, checkpoint
@@ -157,10 +157,15 @@ def test_a_slow_disk_holds_nobody_else(
     server.kill()
 
 
+@pytest.mark.parametrize("policy", [None, "best_effort", "wait_complete"])
 def test_when_the_deadline_passes_the_rest_is_computed(
-    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
+    server_factory: ServerFactory,
+    llama_checkpoint: Path,
+    pool: Path,
+    store: Path,
+    policy: str | None,
 ) -> None:
-    """With the default policy; what the others wait is in the unit tests.
+    """The default, none at all, and the cap of `wait_complete`, which is a minute otherwise.
 
     The read was begun: it ends after the answer, and its block is in the pool then.
     """
@@ -168,15 +173,15 @@ def test_when_the_deadline_passes_the_rest_is_computed(
         llama_checkpoint,
         pool,
         *storage_flags(store),
-        env=faults_env({"disk_delay": ["read", 12.0]}),
+        *(() if policy is None else ("--hpkv-promote-policy", policy)),
+        env=faults_env({"disk_delay": ["read", 10.0]}, {"wait_complete_cap_s": 1.0}),
     )
     (server,) = server_factory.fresh(config)
     (wanted,) = prompts(1, LENGTH, seed=11)
     reference = device_hit(server, wanted)
     forget_memory(server, pool)
-    begin = time.monotonic()
     answer = server.generate(ask(wanted))
-    assert time.monotonic() - begin < 12, "the answer did not wait for the read"
+    assert promoted_bytes(pool) == 0, "the answer did not wait for the read"
     assert answer.cached_on("storage") == 0
     until = time.monotonic() + 30
     while promoted_bytes(pool) == 0 and time.monotonic() < until:
@@ -215,21 +220,27 @@ def test_kill_nine_while_spilling_leaves_a_sound_store(
 ) -> None:
     """Field report F29. Every second round also loses the pool, as a reboot does."""
     config = tiered(llama_checkpoint, pool, *storage_flags(store, "128m"), size="16m")
-    (kept,) = prompts(1, LENGTH, seed=14)
-    reference = None
+    complete: list[tuple[list[int], Answer]] = []  # on disk when the last round was killed
     for round_number in range(KILL_ROUNDS):
         (server,) = server_factory.fresh(config)
-        if reference is None:
-            reference = device_hit(server, kept)
-            wait_until_on_disk(pool)
-        else:
-            answer = server.generate(ask(kept))
+        for tokens, reference in complete:
+            answer = server.generate(ask(tokens))
             assert answer.cached_tokens == cacheable(LENGTH)
-            assert answer.output_ids == reference.output_ids
-        server.generate_many([ask(t) for t in prompts(40, LENGTH, seed=200 + round_number)])
-        server.kill()
-        used = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-        assert used <= 128 << 20
+            assert_same_answer(answer, reference)
+        work = prompts(6, LENGTH, seed=300 + round_number)
+        complete = [(tokens, device_hit(server, tokens)) for tokens in work]
+        wait_until_on_disk(pool)
+        with ThreadPoolExecutor(1) as thread:
+            burst = [ask(t) for t in prompts(40, LENGTH, seed=200 + round_number)]
+            thread.submit(server.generate_many, burst)
+            written = json.loads(hpkv("stat", pool))["storage"]["demoted_bytes"]
+            while json.loads(hpkv("stat", pool))["storage"]["demoted_bytes"] == written:
+                pass
+            server.kill()
+        sizes = [path.stat() for path in store.rglob("*") if path.is_file()]
+        assert sum(each.st_size for each in sizes) <= 128 << 20
+        in_use = json.loads(hpkv("stat", pool))["storage"]["regions_in_use"]
+        assert in_use == len(list((store / "regions").iterdir()))
         if round_number % 2 == 1:
             shutil.rmtree(pool)
         verified = json.loads(hpkv("verify", pool, store))
@@ -237,10 +248,12 @@ def test_kill_nine_while_spilling_leaves_a_sound_store(
         assert verified["blocks"] == verified["total_blocks"] > 0
 
 
-def hpkv(command: str, pool: Path, store: Path) -> str:
+def hpkv(command: str, pool: Path, store: Path | None = None) -> str:
     """What the installed program prints."""
     program = Path(sys.executable).with_name("hpkv")
-    places = ("--path", str(pool), "--storage-path", str(store))
+    places = ["--path", str(pool)]
+    if store is not None:
+        places += ["--storage-path", str(store)]
     done = subprocess.run(
         [program, command, *places, "--json"], capture_output=True, text=True, check=False
     )
