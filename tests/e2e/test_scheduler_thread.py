@@ -4,7 +4,11 @@ file-system call, on the real server with two ranks."""
 from __future__ import annotations
 
 import re
+import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,14 +38,16 @@ def pool() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk") / "store"
+
+
+@pytest.fixture(scope="module")
 def server(
-    server_factory: ServerFactory,
-    llama_checkpoint: Path,
-    pool: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
 ) -> Iterator[Server]:
     watched = faults_env({"count": True, "rank": 0}, {"audit": True, "rank": 0})
-    flags = storage_flags(tmp_path_factory.mktemp("store") / "store")
+    flags = storage_flags(store)
     (server,) = server_factory.fresh(tiered(llama_checkpoint, pool, *flags, tp_size=2, env=watched))
     yield server
     server.kill()
@@ -88,3 +94,44 @@ def test_nothing_is_opened_imported_or_compiled_inside_the_tiers(
     server.flush_cache()
     reports = re.findall(r"hpkv-test: inside the tiers: (\[.*\])", server.log_text())
     assert reports[-1] == "[]"
+
+
+@contextmanager
+def traced(pids: list[int], into: Path) -> Iterator[None]:
+    """Every call of these processes that names a file or a descriptor, with its thread and path."""
+    program = shutil.which("strace")
+    if program is None:
+        pytest.skip("strace is not installed")
+    attach = [word for pid in pids for word in ("-p", str(pid))]
+    command = [program, "-f", "-y", "-qq", "-e", "trace=%file,%desc", "-o", str(into), *attach]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        try:
+            yield
+        finally:
+            tracer.send_signal(signal.SIGINT)
+            _, said = tracer.communicate()
+    if "Operation not permitted" in said:
+        pytest.skip(f"processes cannot be traced here: {said.strip()}")
+
+
+def test_the_kernel_sees_no_call_on_the_tiers_files_from_the_scheduler_thread(
+    server: Server, pool: Path, store: Path, tmp_path: Path
+) -> None:
+    """Spills, host hits, demotions and disk hits; all of it is done by other threads."""
+    trace, ranks = tmp_path / "trace", server.scheduler_pids()
+    work = prompts(2, 700, seed=64)
+    with traced(ranks, trace):
+        for _ in range(2):
+            for tokens in work:
+                server.generate(ask(tokens))
+            server.flush_cache()
+        wait_until_on_disk(pool)
+        empty_host_pool(pool)
+        assert sum(server.generate(ask(tokens)).cached_on("storage") for tokens in work) > 0
+    by_scheduler, by_others = [], []
+    for line in trace.read_text(errors="replace").splitlines():
+        if str(store) in line or str(pool) in line:
+            (by_scheduler if int(line.split()[0]) in ranks else by_others).append(line)
+    assert by_scheduler == []
+    assert any("preadv" in line for line in by_others), "the trace sees the disk"
+    assert any("pwritev" in line for line in by_others), "the trace sees the disk"
