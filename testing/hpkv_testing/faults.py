@@ -13,6 +13,7 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"self_test": "why"}                the page self-test at start finds this
     {"streams": 200}                    not a fault: copies by the stream engine, on a device of
                                         threads that is late by up to 200 us, see host_streams.py
+    {"device_lost_after": 500}          that device is lost at its 500th call
 
 and of observers, which report in the server's log when the tree is flushed:
 
@@ -151,6 +152,10 @@ def _wait_complete_cap_s(_cache: Any, _linker: Any, value: float) -> None:
     promotions.WAIT_COMPLETE_CAP_S = value
 
 
+def _device_lost_after(_cache: Any, linker: Any, calls: int) -> None:
+    linker.engine._engine.lose_device_after(calls)
+
+
 def _count(cache: Any, _linker: Any, _value: bool) -> None:
     seen = {"steps": 0, "collectives": 0}
     step, reduce, reset = cache.check_hicache_events, cache._all_reduce_attn_groups, cache.reset
@@ -212,6 +217,7 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "alloc_fails_every": _alloc_fails_every,
     "losing_every": _losing_every,
     "deadline_s": _deadline_s,
+    "device_lost_after": _device_lost_after,
     "wait_complete_cap_s": _wait_complete_cap_s,
     "self_test": lambda *_: None,  # hooked, as the next one: there is no tree yet
     "streams": lambda *_: None,

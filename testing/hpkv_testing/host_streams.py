@@ -104,6 +104,10 @@ class SettledEngine:
     def load(self, *args: Any) -> _SettledLoad:
         return _SettledLoad(self._engine.load(*args), self._device)
 
+    def lose_device_after(self, calls: int) -> None:
+        """The device is lost at that call of it from now on, as a GPU is after a fault."""
+        self._device.fail_call(calls, lost=True)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 

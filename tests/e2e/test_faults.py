@@ -130,6 +130,25 @@ def test_the_engine_of_a_gpu_serves_everything_on_a_device_of_threads(
 
 
 @pytest.mark.parametrize(("model", "ranks"), MODELS_AND_RANKS)
+def test_a_device_that_is_lost_to_copies_turns_the_tiers_off_and_fails_no_request(
+    server_factory: ServerFactory,
+    pool: Path,
+    model: str,
+    ranks: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """In the middle of spills and loads; with two ranks, on one of them."""
+    faults: list[Fault] = [{"streams": 100}, {"device_lost_after": 500, "rank": ranks - 1}]
+    checkpoint = request.getfixturevalue(model)
+    server = start(server_factory, checkpoint, pool, faults=faults, tp_size=ranks)
+    before_and_while = under_load(server, seed=60)
+    assert before_and_while > 0
+    assert server.log_text().count("the tiers are off, copies failed on the device: ") == 1
+    assert under_load(server, seed=61, count=3, rounds=2) == 0
+    server.kill()
+
+
+@pytest.mark.parametrize(("model", "ranks"), MODELS_AND_RANKS)
 def test_retraction_under_slow_spills_keeps_every_answer(
     server_factory: ServerFactory,
     pool: Path,
