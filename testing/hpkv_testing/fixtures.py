@@ -20,8 +20,12 @@ from hpkv_testing.nursery import Nursery
 from hpkv_testing.server import Server, ServerConfig, start_all
 
 NEW_PYTHON = "HPKV_TEST_NEW_PYTHON"  # set: no server of a test run is forked from a nursery
-# Of SGLang's variables, those that it reads when it needs them, not while it is imported.
-READ_LATE = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "SGLANG_CHECK_KV_PAGE_INVARIANTS"}
+# Of the SGLANG_ variables, those that are read when they are needed, not while SGLang is imported.
+READ_LATE = {
+    "SGLANG_ENABLE_HPKV",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS",
+}
 SHARED_SERVERS_MAX = 3  # a server takes about 1 GB and a core; beyond that the oldest is killed
 
 

@@ -34,20 +34,13 @@ def assert_comes_back_from_the_pool(server: Server, page: int = 16) -> None:
     assert answer.cached_on("host") == answer.cached_tokens == cacheable(300, page)
 
 
-@pytest.mark.parametrize("launcher", ["module", "serve"])
-def test_flags_through_both_launchers(
-    launcher: str, server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
+def test_flags_of_launch_server(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
 ) -> None:
     """The page size is left to the plugin here: 64."""
     flags = ("--enable-hpkv", "--hpkv-mem-pool-size", "32m", "--hpkv-share-mem-path", str(pool))
     (server,) = server_factory.fresh(
-        ServerConfig(
-            model=llama_checkpoint,
-            flags=flags,
-            launcher=launcher,  # type: ignore[arg-type]
-            page_size=None,
-            new_python=True,
-        )
+        ServerConfig(model=llama_checkpoint, flags=flags, page_size=None, new_python=True)
     )
     assert_comes_back_from_the_pool(server, page=64)
     assert "hpkv: page size 64" in server.log_text()
@@ -55,13 +48,13 @@ def test_flags_through_both_launchers(
     server.kill()
 
 
-def test_flags_from_a_config_file(
+def test_sglang_serve_with_a_config_file(
     server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(f"enable-hpkv: true\nhpkv-mem-pool-size: 32m\nhpkv-share-mem-path: {pool}\n")
     (server,) = server_factory.fresh(
-        ServerConfig(model=llama_checkpoint, flags=("--config", str(path)), new_python=True)
+        ServerConfig(model=llama_checkpoint, flags=("--config", str(path)), launcher="serve")
     )
     assert_comes_back_from_the_pool(server)
     server.kill()
@@ -156,7 +149,6 @@ def test_a_server_without_the_switch_has_no_tier_and_makes_no_pool(
         ServerConfig(
             model=llama_checkpoint,
             env=(("HPKV_SHARE_MEM_FILE_PATH", str(pool)),),
-            new_python=True,
         )
     )
     (tokens,) = prompts(1, 300)
