@@ -111,6 +111,9 @@ void bind_submission(nb::class_<StreamEngineHandle>& engine) {
           },
           nb::arg("lease"), nb::arg("first_slots"), nb::arg("page_count"), nb::arg("chooser"),
           nb::arg("user"), nb::arg("source") = nb::none())
+      .def("hold_loads", [](StreamEngineHandle& self) { self.engine->hold_loads(); })
+      .def("release_loads",
+           [](StreamEngineHandle& self) { checked([&] { self.engine->release_loads(); }); })
       .def(
           "verify",
           [](StreamEngineHandle& self, LeaseHandle& lease) {

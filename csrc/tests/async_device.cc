@@ -53,6 +53,13 @@ void poison_pages(const PageJob& job) {
   }
 }
 
+// Where a scatter writes first.
+const std::byte* first_page(const PageJob& job) {
+  const std::uint64_t page = static_cast<std::uint64_t>(job.pages[0]) / job.tokens_per_page;
+  const PageRegion& region = job.regions[0];
+  return reinterpret_cast<const std::byte*>(region.base + page * region.page_stride);
+}
+
 }  // namespace
 
 AsyncDevice::~AsyncDevice() {
@@ -310,6 +317,7 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
   }
   enqueue(stream, [this, mine, direction] {
     if (direction == Direction::to_device) {
+      on_write_(mine.front().target);
       for (const Span& span : mine) poison(span.target, span.bytes);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
@@ -331,7 +339,10 @@ Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
   }
   if (job.to_block) poison_blocks(job);
   enqueue(stream, [this, job] {
-    if (!job.to_block) poison_pages(job);
+    if (!job.to_block) {
+      on_write_(first_page(job));
+      poison_pages(job);
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
     stream::run_on_host(job);
   });

@@ -49,6 +49,9 @@ class AsyncDevice final : public stream::Device {
   void set_delay_us(std::uint32_t delay_us) { delay_us_.store(delay_us); }
   // Work of anybody's on a stream, as a forward pass is.
   void launch(stream::StreamHandle stream, std::function<void()> work);
+  // Told of each copy to the device as it starts: where it writes first. Set it before there is
+  // one.
+  void on_write(std::function<void(const std::byte*)> told) { on_write_ = std::move(told); }
   // Nothing of this stream starts until release().
   void hold(stream::StreamHandle stream);
   void release(stream::StreamHandle stream);
@@ -129,6 +132,7 @@ class AsyncDevice final : public stream::Device {
   void require_pinned(const std::byte* at, std::uint64_t bytes, bool by_kernel);
 
   std::atomic<std::uint32_t> delay_us_;
+  std::function<void(const std::byte*)> on_write_ = [](const std::byte*) {};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::mt19937_64 random_;                            // mutex_

@@ -69,9 +69,9 @@ class Traffic {
       case 2:
         return spill_resident();
       case 3:
-        return load(false);
+        return load(1);
       default:
-        return load(true);
+        return load(1 + random_() % 3);
     }
   }
 
@@ -212,7 +212,22 @@ class Traffic {
     return first_slots;
   }
 
-  void load(bool resident) {
+  // For one forward pass. Loads that are not held begin one by one.
+  void load(std::size_t count) {
+    const bool held = random_() % 4 != 0;
+    if (held) rig_.engine->hold_loads();
+    std::vector<Load*> loads;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (Load* const started = start_load(random_() % 2 == 0)) loads.push_back(started);
+    }
+    if (held) rig_.engine->release_loads();
+    for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
+      for (Load* const one : loads) read(*one, layer);
+    }
+  }
+
+  // Null when there is nothing to load, or no page for it.
+  Load* start_load(bool resident) {
     const std::size_t first = random_() % (kMany - 8);
     const std::vector<Key> some(keys_.begin() + static_cast<std::ptrdiff_t>(first),
                                 keys_.begin() + static_cast<std::ptrdiff_t>(first + 8));
@@ -220,7 +235,7 @@ class Traffic {
     auto one = std::make_unique<Load>();
     one->pages = take_pages(lease.count());
     lease.keep(one->pages.size());
-    if (one->pages.empty()) return;
+    if (one->pages.empty()) return nullptr;
     one->keys.assign(lease.keys().begin(), lease.keys().end());
     loaded_ += one->pages.size();
     Load& load = *one;
@@ -232,16 +247,18 @@ class Traffic {
                                random_() % 2 == 0 ? rig_.source() : nullptr)
                          : rig_.engine->load_on_streams(std::move(lease), load.pages,
                                                         Streams{schedule_, rig_.forward});
-    for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
-      CHECK(load.load->wait_layer_on(rig_.forward, layer));
-      rig_.device->launch(rig_.forward, [this, &load, layer] {
-        for (std::size_t i = 0; i < load.pages.size(); ++i) {
-          if (!rig_.layer_is(load.pages[i], layer, load.keys[i])) ++wrong_;
-        }
-        if (layer + 1 == StreamRig::kLayers) load.read = true;
-      });
-    }
     loads_.push_back(std::move(one));
+    return &load;
+  }
+
+  void read(Load& load, std::uint32_t layer) {
+    CHECK(load.load->wait_layer_on(rig_.forward, layer));
+    rig_.device->launch(rig_.forward, [this, &load, layer] {
+      for (std::size_t i = 0; i < load.pages.size(); ++i) {
+        if (!rig_.layer_is(load.pages[i], layer, load.keys[i])) ++wrong_;
+      }
+      if (layer + 1 == StreamRig::kLayers) load.read = true;
+    });
   }
 
   StreamRig& rig_;
@@ -288,12 +305,14 @@ void run_scenario(StreamRig& rig, const std::vector<Key>& keys) {
   const RecordedEvent event(*rig.device, rig.forward);
   const auto spill = rig.engine->spill(fresh, {10, 11, 12, 13}, event.get());
   const auto by_indices = rig.engine->spill_resident(chosen, {last_slots.data(), 4, 16}, streams);
+  rig.engine->hold_loads();
   const auto load = rig.engine->load_on_streams(rig.lease(old), {0, 1, 2, 3}, event.get());
   const auto resident =
       rig.engine->load_resident(rig.lease(old), {first_slots.data(), 4, 16}, streams);
   const std::vector<std::int64_t> more_slots = {288, 304, 320, 336};
   const auto sourced = rig.engine->load_resident(rig.lease(old), {more_slots.data(), 4, 16},
                                                  Streams{rig.forward}, rig.source());
+  rig.engine->release_loads();
   for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
     for (const auto& one : {load, resident, sourced}) {
       static_cast<void>(one->wait_layer_on(rig.forward, layer));

@@ -142,6 +142,9 @@ std::shared_ptr<VerifyTicket> StreamEngine::verify(Lease lease) {
   return parts_->verifies.submit(std::move(lease));
 }
 
+void StreamEngine::hold_loads() { parts_->loads.hold(); }
+void StreamEngine::release_loads() { parts_->loads.release(); }
+
 Faults& StreamEngine::faults() noexcept { return core().faults; }
 bool StreamEngine::poisoned() const noexcept { return core().health->poisoned(); }
 std::uint64_t StreamEngine::error_count() const noexcept { return core().health->error_count(); }

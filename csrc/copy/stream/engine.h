@@ -58,6 +58,13 @@ class StreamEngine final : public CopyEngine {
                                             std::shared_ptr<const BlockSource> source = nullptr);
   std::shared_ptr<VerifyTicket> verify(Lease lease) override;
 
+  // Loads that are submitted between these, by any thread, go side by side: layer 0 of each, then
+  // layer 1 of each, and so on. They are for one forward pass: each may wait for the streams of the
+  // others too. Nothing of them begins before the last release, so do not wait for one until then;
+  // close() need not either. Never waits. Releasing throws Error{argument} when nobody holds.
+  void hold_loads();
+  void release_loads();
+
   Faults& faults() noexcept override;
   [[nodiscard]] EngineStats stats() const override;
   [[nodiscard]] bool poisoned() const noexcept;

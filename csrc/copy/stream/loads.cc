@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
+
 namespace hpkv::stream {
 
 Loads::Loads(Core& core) : core_(core) {
@@ -44,7 +46,8 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, const After& afte
       work->request = std::move(request);
       open_.insert(work->load);
       core_.outstanding.add();
-      to_enqueue_.push(work);
+      gathered_.push_back(work);
+      if (holds_ == 0) hand_over();
       return work->load;
     }
   }
@@ -61,11 +64,27 @@ std::shared_ptr<StreamLoad> Loads::refused(LoadRequest& request) {
   return load;
 }
 
+void Loads::hold() {
+  const std::lock_guard lock(mutex_);
+  ++holds_;
+}
+
+void Loads::release() {
+  const std::lock_guard lock(mutex_);
+  if (holds_ == 0) throw Error(ErrorKind::argument, "copy engine: a release without a hold");
+  if (--holds_ == 0) hand_over();
+}
+
+void Loads::hand_over() {
+  if (!gathered_.empty()) to_enqueue_.push(std::exchange(gathered_, {}));
+}
+
 void Loads::stop() {
   const std::lock_guard lock(mutex_);
   if (stopping_) return;
   stopping_ = true;
   for (const auto& load : open_) load->fail();
+  hand_over();  // held or not: nobody waits for a load that nobody takes up
   to_enqueue_.close();
 }
 
@@ -78,12 +97,55 @@ void Loads::join() {
 
 void Loads::enqueue_all() {
   static_cast<void>(core_.health->check(core_.device->enter_thread()));
-  while (std::optional<WorkRef> work = to_enqueue_.pop()) {
-    if (!enqueue(*work)) (*work)->load->fail();
-    core_.events.give((*work)->gate);
-    to_land_.push({*work, Step::end, nullptr, {}});
+  while (std::optional<Group> group = to_enqueue_.pop()) {
+    std::vector<Taken> set;
+    for (const WorkRef& work : *group) {
+      if (gather(work, set)) continue;
+      work->load->fail();
+      end(work);
+    }
+    enqueue(set);
   }
   to_land_.close();
+}
+
+bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
+  delay(*work, 0);
+  if (work->load->ticket.failed() || !trusted(*work) || !fetch_pages(*work)) return false;
+  const bool by_kernel = !work->request.source && scatters_by_kernel(core_, work->request.resident);
+  for (LoadBatch& batch : cut_load(core_, blocks_in_place(*work), by_kernel)) {
+    // What take() would wait for comes free by what is enqueued. And a batch is filled while the
+    // one before it is on its way.
+    if (batch.first != 0 || !has_room(core_, batch)) enqueue(set);
+    if (work->load->ticket.failed() || !take(core_, batch)) return false;
+    set.push_back({work, std::move(batch)});
+  }
+  return true;
+}
+
+void Loads::enqueue(std::vector<Taken>& set) {
+  for (const Taken& taken : set) fill_tables(pages_of(*taken.work, taken.batch));
+  const std::uint32_t layers = core_.layout.layer_count();
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    for (Taken& taken : set) {
+      if (taken.work == nullptr) continue;  // it left, having failed
+      const bool whole = enqueue_layer(taken, layer);
+      if (!whole || layer + 1 == layers) leave(std::exchange(taken, {}), whole);
+    }
+  }
+  set.clear();
+}
+
+void Loads::leave(Taken taken, bool whole) {
+  const bool last = taken.batch.last;
+  to_land_.push({taken.work, Step::batch, core_.to_device.mark(), std::move(taken.batch)});
+  if (!whole) taken.work->load->fail();
+  if (last) end(taken.work);
+}
+
+void Loads::end(const WorkRef& work) {
+  core_.events.give(work->gate);
+  to_land_.push({work, Step::end, nullptr, {}});
 }
 
 bool Loads::trusted(const Work& work) {
@@ -107,20 +169,6 @@ bool Loads::fetch_pages(Work& work) {
   }
   request.resident = {};
   return std::ranges::none_of(request.pages, [](std::int64_t page) { return page < 0; });
-}
-
-bool Loads::enqueue(const WorkRef& work) {
-  delay(*work, 0);
-  if (work->load->ticket.failed() || !trusted(*work)) return false;
-  if (!fetch_pages(*work) || !core_.to_device.pass(work->gate)) return false;
-  const bool by_kernel = !work->request.source && scatters_by_kernel(core_, work->request.resident);
-  for (LoadBatch& batch : cut_load(core_, blocks_in_place(*work), by_kernel)) {
-    if (!take(core_, batch)) return false;
-    const bool whole = enqueue_batch(work, batch);
-    to_land_.push({work, Step::batch, core_.to_device.mark(), std::move(batch)});
-    if (!whole) return false;
-  }
-  return true;
 }
 
 void Loads::delay(Work& work, std::uint32_t layer) {
@@ -155,22 +203,22 @@ PageBlocks Loads::pages_of(const Work& work, const LoadBatch& batch) {
   return own;
 }
 
-bool Loads::enqueue_batch(const WorkRef& work, const LoadBatch& batch) {
-  fill_tables(pages_of(*work, batch));
-  for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
-    if (layer != 0 && batch.first == 0) delay(*work, layer);
-    if (work->load->ticket.failed() || core_.health->poisoned()) return false;
-    if (!enqueue_layer(*work, batch, layer)) return false;
-    if (!batch.last) continue;
-    const EventHandle event = core_.to_device.mark();
-    if (event == nullptr) return false;
-    work->load->enqueued(layer, event);
-    to_land_.push({work, Step::layer, event, {}});
-  }
+bool Loads::enqueue_layer(const Taken& taken, std::uint32_t layer) {
+  const auto& [work, batch] = taken;
+  if (layer != 0 && batch.first == 0) delay(*work, layer);
+  // The gate, once, right before the first copy that it is for. From there on the rest of the set
+  // runs behind it too, which is needed by the same forward pass.
+  if (work->load->ticket.failed() || !core_.to_device.pass(work->gate)) return false;
+  if (!enqueue_copies(*work, batch, layer)) return false;
+  if (!batch.last) return true;
+  const EventHandle event = core_.to_device.mark();
+  if (event == nullptr) return false;
+  work->load->enqueued(layer, event);
+  to_land_.push({work, Step::layer, event, {}});
   return true;
 }
 
-bool Loads::enqueue_layer(const Work& work, const LoadBatch& batch, std::uint32_t layer) {
+bool Loads::enqueue_copies(const Work& work, const LoadBatch& batch, std::uint32_t layer) {
   const LoadRequest& request = work.request;
   const std::size_t per_page = request.blocks_per_page();
   const auto refs =

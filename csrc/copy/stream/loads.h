@@ -1,6 +1,6 @@
 // Loads of a stream engine: the pool into slots, slots onto the device, layer by layer.
 //
-//   submit    caller     takes the gate to wait for; queues
+//   submit    caller     takes the gate to wait for; queues, under a hold as one of a group
 //   enqueue   thread 1   checks the blocks; as each layer of all pages is in the slots, enqueues
 //                        its copies behind the gate, and an event behind them
 //   land      thread 2   waits for the device; only then are slots free, and the ticket is done
@@ -14,8 +14,18 @@
 // A load that has slots for all its staged pages goes as one batch, without a wait; a larger one in
 // batches of half the lane, and its layers are ready with the last batch (see load_batch.h).
 //
-// No deadlock: the forward pass that waits for a load runs behind the gate the load waits for, and
-// slots come free by device work that is enqueued already.
+// A group is for one forward pass, which needs layer 0 of all its loads before layer 1 of any:
+//
+//   one by one   a0 a1 a2 | b0 b1 b2 | c0 c1 c2
+//   as a group   a0 b0 c0   a1 b1 c1   a2 b2 c2
+//
+// Side by side go the batches of a set: they have their slots, and are of different loads. What has
+// no room beside them begins the next set.
+//
+// No deadlock: the forward pass that waits for a load runs behind the gate the load waits for; no
+// gate of a group is behind a copy of it, because all are taken before any of it is enqueued; and
+// slots come free by device work that is enqueued already, because thread 1 waits for slots only
+// when its set is empty.
 #pragma once
 
 #include <memory>
@@ -56,6 +66,10 @@ class Loads {
 
   // A request whose numbers agree, or that lost its lease: then it fails. Never waits.
   std::shared_ptr<StreamLoad> submit(LoadRequest request, const After& after);
+  // What is submitted between these is one group, handed over by the last release(), or by stop().
+  // Throws Error{argument} for a release() without its hold().
+  void hold();
+  void release();
   // Fails what is not over; later submissions fail.
   void stop();
   // Until both threads are gone; after stop().
@@ -69,6 +83,12 @@ class Loads {
     std::uint32_t landed_layers = 0;  // thread 2
   };
   using WorkRef = std::shared_ptr<Work>;
+  using Group = std::vector<WorkRef>;
+  // A batch that has its slots, to be enqueued.
+  struct Taken {
+    WorkRef work;
+    LoadBatch batch;
+  };
   enum class Step : std::uint8_t { layer, batch, end };
   // What thread 2 waits for, and what is over then.
   struct Landing {
@@ -79,14 +99,22 @@ class Loads {
   };
 
   [[nodiscard]] std::shared_ptr<StreamLoad> refused(LoadRequest& request);
+  void hand_over();  // with mutex_ held
   void enqueue_all();
-  [[nodiscard]] bool enqueue(const WorkRef& work);
+  // Puts the load's batches into the set, enqueueing what is in it where there is no room beside
+  // it. False: the load has failed, and its last batch is not in the set.
+  [[nodiscard]] bool gather(const WorkRef& work, std::vector<Taken>& set);
+  // Layer by layer across the set, which is empty afterwards.
+  void enqueue(std::vector<Taken>& set);
+  // It is enqueued as far as it will be.
+  void leave(Taken taken, bool whole);
+  void end(const WorkRef& work);
   [[nodiscard]] bool trusted(const Work& work);
   [[nodiscard]] bool fetch_pages(Work& work);
   // Where the device reads each page; null: nowhere but in a slot.
   [[nodiscard]] std::vector<std::byte*> blocks_in_place(const Work& work);
-  [[nodiscard]] bool enqueue_batch(const WorkRef& work, const LoadBatch& batch);
-  [[nodiscard]] bool enqueue_layer(const Work& work, const LoadBatch& batch, std::uint32_t layer);
+  [[nodiscard]] bool enqueue_layer(const Taken& taken, std::uint32_t layer);
+  [[nodiscard]] bool enqueue_copies(const Work& work, const LoadBatch& batch, std::uint32_t layer);
   [[nodiscard]] static PageBlocks pages_of(const Work& work, const LoadBatch& batch);
   void delay(Work& work, std::uint32_t layer);
   void land_all();
@@ -97,7 +125,9 @@ class Loads {
   std::mutex mutex_;
   std::set<std::shared_ptr<StreamLoad>> open_;  // mutex_
   bool stopping_ = false;                       // mutex_
-  WorkQueue<WorkRef> to_enqueue_;
+  std::size_t holds_ = 0;                       // mutex_
+  Group gathered_;                              // not handed over yet; mutex_
+  WorkQueue<Group> to_enqueue_;
   WorkQueue<Landing> to_land_;
   std::vector<std::thread> threads_;
 };
