@@ -140,6 +140,12 @@ class StreamEngine:
 
         A page outside the layout is left out, or, with a source, fails the ticket. ValueError
         besides for an address that is none."""
+    def hold_loads(self) -> None:
+        """Loads from here on, of any thread, are for one forward pass: they begin side by side, the
+        first layer of each before the second of any, with the last `release_loads`. Do not wait for
+        one before that; `close` does not. Returns at once."""
+    def release_loads(self) -> None:
+        """The end of one `hold_loads`; ValueError without it. Returns at once."""
     def verify(self, lease: Lease) -> VerifyTicket:
         """As `CopyEngine.verify`."""
     def set_delay(self, kind: str, layer: int, microseconds: int) -> None:

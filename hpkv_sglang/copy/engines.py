@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpkv_sglang._core import CUDA_RUNTIME, CopyEngine, CorePoolError, Pool
@@ -26,12 +27,14 @@ class Copier(NamedTuple):
     pages_of   `(slots, page_size)`: what this engine takes for pages. SGLang's slots of a page are
                contiguous
     is_broken  whether the device failed: then every spill is dropped and every load fails
+    together   loads that are started inside begin side by side. Wait for none of them inside
     """
 
     engine: Engine
     landing: PoolLayout
     pages_of: Callable[[torch.Tensor, int], Pages]
     is_broken: Callable[[], bool]
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def copier_for(
@@ -96,4 +99,4 @@ def _cuda_copier(
         TorchCudaStreams(device, forward_stream),
         layer_count=layout.block.layer_count,
     )
-    return Copier(copies, layout, resident_pages, lambda: copies.poisoned)
+    return Copier(copies, layout, resident_pages, lambda: copies.poisoned, copies.together)

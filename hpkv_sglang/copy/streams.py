@@ -17,6 +17,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpkv_sglang._core import StreamEngine, StreamLoad, StreamSpill
@@ -169,6 +171,16 @@ class StreamCopies:
         ticket = self._engine.load(lease, pages.data_ptr(), len(pages), chooser, user, source)
         self._keep(ticket, pages)
         return StreamLoadTicket(ticket, self._last_layer, self._streams)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Loads that are started inside are for one forward pass, and begin side by side when it is
+        left. Wait for none of them inside."""
+        self._engine.hold_loads()
+        try:
+            yield
+        finally:
+            self._engine.release_loads()
 
     def verify(self, lease: Lease) -> VerifyTicket:
         return self._engine.verify(lease)

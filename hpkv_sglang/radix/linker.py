@@ -95,6 +95,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.engine: Engine = copier.engine
         self.engine_is_broken = copier.is_broken
         self.pages_of = copier.pages_of
+        self.together = copier.together
         self.sources = Sources(
             self.pool,
             Source(namespace_id=namespace.id, scopes=(self.scope,)),
@@ -168,7 +169,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def start_layer_wise_loading(self) -> int:
         self.fence.settle()
-        return self.loads.start(self.engine)
+        return self.loads.start(self.engine, self.together)
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         return all(self.loads.finish(counter_index).values())

@@ -1,8 +1,8 @@
 """Loads of a rank: queued while a batch is built, started before its forward, waited for by layer.
 
     queue     (scheduler) slots are allocated, blocks are pinned by a lease
-    start     one batch of copies; of each load the engine brings the first layer of all pages
-              first
+    start     one batch of copies; the engine brings the first layer of all pages first, on
+              streams that of all loads of the batch
     wait      attention asks for layer k of the batch it runs: returns when layer k has landed
               (CPU), or when what the stream does next is enqueued behind its arrival (streams)
     finish    the forward is launched: which requests have, or will have found, all their bytes
@@ -14,6 +14,7 @@ that every rank goes through the same steps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from hpkv_sglang.copy.interface import Engine, LoadTicket, Pages
@@ -104,15 +105,19 @@ class LayerLoads:
                 return True
         return False
 
-    def start(self, engine: Engine) -> int:
-        """Start what is queued; returns the batch's index, `NO_BATCH` when nothing is."""
+    def start(
+        self, engine: Engine, together: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> int:
+        """Start what is queued, side by side where the engine's `together` is given; returns the
+        batch's index, `NO_BATCH` when nothing is queued."""
         if not self._queued:
             return NO_BATCH
         queued, self._queued = self._queued, []
         index, self._next_index = self._next_index, self._next_index + 1
-        self._started[index] = {
-            load.rid: _StartedLoad(load.start(engine), len(load.pages)) for load in queued
-        }
+        with together():
+            self._started[index] = {
+                load.rid: _StartedLoad(load.start(engine), len(load.pages)) for load in queued
+            }
         return index
 
     def finish(self, index: int) -> dict[str, bool]:

@@ -137,4 +137,4 @@ def copier(pool: Pool, namespace_index: int, layout: PoolLayout, *, delay_us: in
         HostStreams(device),
         layer_count=layout.block.layer_count,
     )
-    return Copier(copies, layout, resident_pages, lambda: copies.poisoned)
+    return Copier(copies, layout, resident_pages, lambda: copies.poisoned, copies.together)

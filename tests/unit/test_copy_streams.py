@@ -7,21 +7,19 @@ is given a moment in which it would happen (`returns`), and then the bytes are l
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from layout_rig import gqa_pool, mla_pool, page_rows, scribble
+from streams_rig import LAYERS, PAGE, PAGES, POOL_BYTES, Calling, Rig, keys_of
 
-from hpkv_sglang import _core
 from hpkv_sglang._core import KeyBatch, Pool
 from hpkv_sglang.copy.self_test import page_round_trip
-from hpkv_sglang.copy.streams import StreamCopies, resident_pages
+from hpkv_sglang.copy.streams import resident_pages
 from hpkv_sglang.layout import gqa
 from hpkv_sglang.layout.base import PoolLayout
 from hpkv_sglang.mla import layout as mla
@@ -32,69 +30,8 @@ pytestmark = pytest.mark.skipif(
     host_streams.missing() is not None, reason=host_streams.missing() or ""
 )
 
-PAGE, PAGES, LAYERS = 4, 16, 3
-POOL_BYTES = 16 << 20
 LONG_S = 60.0
 MOMENT_S = 0.2
-
-
-def keys_of(first: int, count: int) -> KeyBatch:
-    return KeyBatch.from_bytes(b"".join(sha256(bytes([first + i])).digest() for i in range(count)))
-
-
-class Rig:
-    """Pages in host memory, a device of threads over them, a pool, and the engine between."""
-
-    def __init__(self, directory: str, *, overlap: bool) -> None:
-        self.kv = gqa_pool(
-            layers=LAYERS,
-            slots=PAGE * PAGES,
-            kv_heads=2,
-            head_dims=(16, 8),
-            dtype=torch.float16,
-        )
-        self.layout = gqa.describe(self.kv, PAGE)
-        self.device = _core.AsyncHostDevice(delay_us=20)
-        self.streams = host_streams.HostStreams(self.device, overlap=overlap)
-        engine_streams = 2 if overlap else 1
-        self.pool = Pool.open(directory, pool_bytes=POOL_BYTES)
-        index = self.pool.add_namespace(bytes(32), b"", self.layout.block.block_bytes)
-        core = _core.StreamEngine(
-            self.device, self.pool, index, self.layout.block, page_size=PAGE, staging_bytes=1 << 20
-        )
-        self.copies = StreamCopies(core, self.streams, layer_count=LAYERS)
-        # In the order in which an engine makes its streams.
-        self.writes = self.device.made_stream(engine_streams)
-        self.reads = self.device.made_stream(engine_streams + 2)
-
-    def pages(self, *indices: int) -> torch.Tensor:
-        slots = (torch.tensor(indices)[:, None] * PAGE + torch.arange(PAGE)).reshape(-1)
-        return resident_pages(slots, PAGE)
-
-    def rows(self, *indices: int) -> list[list[bytes]]:
-        return [page_rows(self.kv, PAGE, index) for index in indices]
-
-    def blocks(self, keys: KeyBatch) -> list[bytes]:
-        """What the pool holds, as `rows` one after the other."""
-        found = []
-        for row in range(len(keys)):
-            out = bytearray(self.layout.block.block_bytes)
-            assert self.pool.get(bytes(keys[row : row + 1]), out)
-            found.append(bytes(out))
-        return found
-
-    def stored(self, *indices: int) -> tuple[KeyBatch, list[list[bytes]]]:
-        """Blocks of these pages, and their rows; the pages hold other bytes by now."""
-        keys, rows = keys_of(0, len(indices)), self.rows(*indices)
-        spill = self.copies.spill(keys, self.pages(*indices))
-        spill.wait()
-        assert spill.stored == len(indices)
-        scribble(self.kv)
-        return keys, rows
-
-    def settle(self) -> None:
-        """Whatever runs behind a wait of the forward stream may run."""
-        self.device.synchronize_stream(self.streams.forward)
 
 
 @pytest.fixture(params=[True, False], ids=["overlap", "no-overlap"])
@@ -109,23 +46,6 @@ def rig(request: pytest.FixtureRequest, directory: str) -> Iterator[Rig]:
     assert rig.pool.check() == []
     assert rig.pool.stats()["pinned"] == 0
     rig.pool.close()
-
-
-class Calling(threading.Thread):
-    """A call on another thread; `result` is its answer."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self._call = call
-        self.result: Any = None
-        self.start()
-
-    def run(self) -> None:
-        self.result = self._call()
-
-    def returns(self, within_s: float) -> bool:
-        self.join(within_s)
-        return not self.is_alive()
 
 
 # ---- spills ----
@@ -349,6 +269,39 @@ def test_layer_loads_finish_before_their_copies_and_tell_of_them_afterwards(rig:
     assert landed == [1, 1]
 
 
+def test_layer_loads_begin_side_by_side(rig: Rig) -> None:
+    keys, rows = rig.stored(3, 5)
+    loads = LayerLoads(LAYERS, lambda pages, seconds: None)
+    loads.queue(queued(rig, "a", keys[:1], 8))
+    loads.queue(queued(rig, "b", keys[1:], 9))
+    rig.copies.set_delay("load", 1, 3_600_000_000)
+    index = loads.start(rig.copies, rig.copies.together)
+    loads.set_consumer(index)
+    rig.streams.enter_forward()
+    in_time = Calling(lambda: loads.wait_until(0)).returns(LONG_S)
+    rig.streams.leave_forward()
+    rig.settle()
+    found = rig.rows(8, 9)
+    rig.copies.close()  # fails them, which ends the delay
+    assert in_time, "layer 0 of the second waits for layer 1 of the first"
+    assert [page[:2] for page in found] == [page[:2] for page in rows]
+    assert loads.finish(index) == {"a": False, "b": False}
+
+
+def test_loads_begin_when_the_block_is_left_by_an_error_too(rig: Rig) -> None:
+    keys, rows = rig.stored(3, 5)
+    with pytest.raises(RuntimeError), rig.copies.together():
+        load = rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9))
+        assert not Calling(load.wait).returns(MOMENT_S)
+        raise RuntimeError
+    landing = Calling(load.wait)
+    if not landing.returns(LONG_S):
+        rig.copies.close()  # ends the hold, which the fixture would wait for
+    assert landing.result is True
+    rig.settle()
+    assert rig.rows(8, 9) == rows
+
+
 LAYOUTS: dict[str, Callable[[], PoolLayout]] = {
     "gqa": lambda: gqa.describe(
         gqa_pool(layers=2, slots=64, kv_heads=3, head_dims=(13, 7), dtype=torch.uint8), 16
@@ -387,7 +340,8 @@ def test_on_the_host_tickets_answer_for_what_the_host_does_next(directory: str) 
     assert spill.wait_device(LONG_S)
     scribble(kv)
     spill.wait()
-    load = copier.engine.load(pool.pin(keys), copier.pages_of(slots, PAGE))
+    with copier.together():
+        load = copier.engine.load(pool.pin(keys), copier.pages_of(slots, PAGE))
     for layer in range(3):
         load.wait_layer(layer)
         both = slice(2 * layer, 2 * layer + 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from hpkv_sglang.layout.heads import Turn
 from hpkv_sglang.radix import linker as linker_module
 from hpkv_sglang.radix import recompute, wrapper
 from hpkv_sglang.radix.linker import HpkvLinker
+from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
 from hpkv_sglang.radix.runs import Run
 from hpkv_sglang.radix.wrapper import HpkvLinkerWrapper
 
@@ -135,6 +138,28 @@ def test_a_spill_is_handed_over_with_the_ranks_turn() -> None:
     linker.spill(["c"], torch.arange(PAGE))
     ((keys, pages, *turn),) = handed
     assert (keys, list(pages), turn) == (("a", "b"), [3, 4], [1, 2])
+
+
+def test_all_loads_of_a_batch_are_started_together() -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def together() -> Iterator[None]:
+        steps.append("begin")
+        yield
+        steps.append("end")
+
+    linker = HpkvLinker.__new__(HpkvLinker)
+    linker.fence = SimpleNamespace(settle=lambda: None)  # type: ignore[assignment]
+    linker.loads = LayerLoads(4, lambda pages, seconds: None)
+    linker.engine = SimpleNamespace(load=lambda *_: steps.append("load"))  # type: ignore[assignment]
+    linker.together = together
+    assert linker.start_layer_wise_loading() == NO_BATCH and steps == []
+    part: Any = SimpleNamespace(lease="lease", pages=1, source=SimpleNamespace(block=None))
+    linker.loads.queue(QueuedLoad("a", Run([part, part]), torch.arange(2)))
+    linker.loads.queue(QueuedLoad("b", Run([part]), torch.arange(1)))
+    linker.start_layer_wise_loading()
+    assert steps == ["begin", "load", "load", "load", "end"]
 
 
 @pytest.mark.parametrize(("resolved", "found"), [(False, "forward"), (True, None)])
