@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from hpkv_sglang._core import Pool, Store
@@ -73,6 +77,26 @@ def test_verify_finds_a_flipped_byte_and_fix_drops_its_block(store: Path, direct
     assert bad.exit_code == 1 and json.loads(bad.stdout)["bad"] == 1
     again = hpkv("verify", *places)
     assert again.exit_code == 0 and "read 4 blocks" in again.stdout
+
+
+def test_a_verification_shows_on_a_terminal_how_far_it_is(store: Path, directory: str) -> None:
+    program = str(Path(sys.executable).with_name("hpkv"))
+    places = ("--path", directory, "--storage-path", str(store))
+    terminal, its_end = os.openpty()
+    done = subprocess.run(
+        [program, "verify", *places, "--json"], stdout=subprocess.PIPE, stderr=its_end, check=True
+    )
+    os.close(its_end)
+    assert b"reading" in os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert json.loads(done.stdout)["blocks"] == 5
+
+
+def test_the_descriptor_in_the_store_says_in_words_what_its_blocks_are(store: Path) -> None:
+    (path,) = (store / "namespaces").iterdir()
+    content = msgpack.unpackb(path.read_bytes())
+    assert content["format"] == 1 and content["block_bytes"] == BLOCK_BYTES
+    assert msgpack.unpackb(content["descriptor"])["model"] == "tiny-llama"
 
 
 def test_a_verification_that_saw_not_all_is_no_success(
