@@ -169,18 +169,18 @@ def clear(
         raise ConfigError.build(
             "clearing", "--storage-path", storage_path, "Add --storage, or leave the path out."
         )
+    directory = _directory(path)
     report: dict[str, int] = {}
+    in_memory = not storage or Path(directory, "pool.hpkv").exists()
+    known = _ids_in_pool(directory) if in_memory and namespace is not None else set()
+    chosen = None
     if storage:
-        with attached_store(_directory(path), storage_path or default_storage()) as store:
-            ids = store.namespaces()
-            on_disk = (
-                store.clear()
-                if namespace is None
-                else store.drop_namespace(bytes.fromhex(_complete_id(namespace, ids)))
-            )
+        with attached_store(directory, storage_path or default_storage()) as store:
+            chosen = _chosen(namespace, known | set(store.namespaces()))
+            on_disk = store.clear() if chosen is None else store.drop_namespace(chosen)
         report["dropped_on_disk"] = on_disk
-    if not storage or Path(_directory(path), "pool.hpkv").exists():
-        report |= _clear_pool(_directory(path), namespace)
+    if in_memory:
+        report |= _clear_pool(directory, chosen or _chosen(namespace, known))
     if as_json:
         _print_json(report)
         return
@@ -191,10 +191,18 @@ def clear(
         print(f"dropped {report['dropped']} blocks ({freed}), {report['left']} left")
 
 
-def _clear_pool(directory: str, namespace: str | None) -> dict[str, int]:
+def _ids_in_pool(directory: str) -> set[str]:
+    with attached(directory, read_only=True) as pool:
+        return {id_.hex() for id_, _, _, _ in pool.namespaces()}
+
+
+def _chosen(prefix: str | None, ids: set[str]) -> bytes | None:
+    """The namespace that is meant; None: all."""
+    return None if prefix is None else bytes.fromhex(_complete_id(prefix, sorted(ids)))
+
+
+def _clear_pool(directory: str, chosen: bytes | None) -> dict[str, int]:
     with attached(directory, read_only=False) as pool:
-        names = {id_.hex(): id_ for id_, _, _, _ in pool.namespaces()}
-        chosen = None if namespace is None else names[_complete_id(namespace, list(names))]
         before = pool.stats()["used_bytes"]
         dropped = pool.clear() if chosen is None else pool.drop_namespace(chosen)
         stats = pool.stats()

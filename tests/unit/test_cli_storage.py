@@ -109,6 +109,19 @@ def test_a_verification_that_saw_not_all_is_no_success(
     assert result.exit_code == 1 and "not all of them" in result.stdout
 
 
+def test_a_namespace_is_cleared_wherever_it_is_and_no_other_in_its_stead(
+    store: Path, directory: str
+) -> None:
+    """The disk has the first model only; the pool both."""
+    places = ("--path", directory, "--storage", "--storage-path", str(store), "--json")
+    _, said = failure("clear", *places, "--namespace", "")
+    assert "the beginning of an id" in said
+    second = json.loads(hpkv("clear", *places, "--namespace", "22").stdout)
+    assert (second["dropped_on_disk"], second["dropped"], second["left"]) == (0, 3, 5)
+    first = json.loads(hpkv("clear", *places, "--namespace", "11").stdout)
+    assert (first["dropped_on_disk"], first["dropped"], first["left"]) == (5, 5, 0)
+
+
 def test_verify_works_after_a_reboot_and_leaves_nothing_behind(
     pool: Pool, store: Path, tmp_path: Path
 ) -> None:
