@@ -111,6 +111,7 @@ def test_a_layer_is_never_read_before_it_has_landed(
 
 
 MODELS_AND_RANKS = [("llama_checkpoint", 1), ("deepseek_checkpoint", 2)]
+LOAD = {1: {"count": 8, "rounds": 3}, 2: {"count": 5, "rounds": 2}}  # two ranks share the cores
 
 
 @pytest.mark.parametrize(("model", "ranks"), MODELS_AND_RANKS)
@@ -125,7 +126,7 @@ def test_the_engine_of_a_gpu_serves_everything_on_a_device_of_threads(
     faults: list[Fault] = [{"streams": 300}, {"delay": ["load", -1, 3000]}]
     checkpoint = request.getfixturevalue(model)
     server = start(server_factory, checkpoint, pool, faults=faults, tp_size=ranks)
-    assert under_load(server, seed=59) > 0
+    assert under_load(server, seed=59, **LOAD[ranks]) > 0
     server.kill()
 
 
@@ -138,10 +139,10 @@ def test_a_device_that_is_lost_to_copies_turns_the_tiers_off_and_fails_no_reques
     request: pytest.FixtureRequest,
 ) -> None:
     """In the middle of spills and loads; with two ranks, on one of them."""
-    faults: list[Fault] = [{"streams": 100}, {"device_lost_after": 500, "rank": ranks - 1}]
+    faults: list[Fault] = [{"streams": 100}, {"device_lost_after": 500 // ranks, "rank": ranks - 1}]
     checkpoint = request.getfixturevalue(model)
     server = start(server_factory, checkpoint, pool, faults=faults, tp_size=ranks)
-    before_and_while = under_load(server, seed=60)
+    before_and_while = under_load(server, seed=60, **LOAD[ranks])
     assert before_and_while > 0
     assert server.log_text().count("the tiers are off, copies failed on the device: ") == 1
     assert under_load(server, seed=61, count=3, rounds=2) == 0
@@ -170,7 +171,7 @@ def test_retraction_under_slow_spills_keeps_every_answer(
         ),
     )
     (server,) = server_factory.fresh(config)
-    under_load(server, seed=55)
+    under_load(server, seed=55, count=8 // ranks, rounds=3 // ranks)  # each step is repeated
     server.kill()
 
 
