@@ -10,6 +10,6 @@ bad=0
 step "ruff check" "$bin/ruff" check . || bad=1
 step "ruff format" "$bin/ruff" format --diff . || bad=1
 step "mypy --strict" "$bin/mypy" || bad=1
-mapfile -t cpp < <(git ls-files --cached --others --exclude-standard -- 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh')
+mapfile -t cpp < <(git ls-files --cached --others --exclude-standard -- 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'testing/*.c')
 step "clang-format" "$bin/clang-format" --dry-run -Werror "${cpp[@]}" || bad=1
 exit $bad

@@ -39,8 +39,7 @@ __attribute__((constructor)) static void attach(void) {
   const char* path = getenv("HPKV_TEST_BROKEN_DISK");
   if (path == NULL) return;
   const int file = REAL(open)(path, O_RDWR | O_CLOEXEC);
-  void* mapped =
-      mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  void* mapped = mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (file < 0 || mapped == MAP_FAILED) {
     perror(path);
     abort();
@@ -92,9 +91,7 @@ ssize_t pwritev(int handle, const struct iovec* parts, int count, off_t offset) 
   return meet_handle(WRITE, handle) != 0 ? -1 : REAL(pwritev)(handle, parts, count, offset);
 }
 
-int fdatasync(int handle) {
-  return meet_handle(SYNC, handle) != 0 ? -1 : REAL(fdatasync)(handle);
-}
+int fdatasync(int handle) { return meet_handle(SYNC, handle) != 0 ? -1 : REAL(fdatasync)(handle); }
 
 int fsync(int handle) { return meet_handle(SYNC, handle) != 0 ? -1 : REAL(fsync)(handle); }
 

@@ -94,14 +94,19 @@ class Place:
             tokens_from_disk += answer.cached_on("storage")
         return tokens_from_disk
 
-    def comes_back(self, known: list[tuple[list[int], Answer]]) -> None:
-        """By itself, all of what is known is served from the disk again."""
+    def serves(self, known: list[tuple[list[int], Answer]]) -> None:
+        """All of what is known comes from the disk; a busy machine may miss a deadline or two."""
 
         def whole() -> bool:
-            self.on_disk_only()
+            self.forget()
             return self.from_storage(known) == len(known) * cacheable(LENGTH)
 
         eventually(whole)
+
+    def comes_back(self, known: list[tuple[list[int], Answer]]) -> None:
+        """By itself, what is known is written again where it must be, and served."""
+        wait_until_on_disk(self.pool, PATIENCE_S)
+        self.serves(known)
 
     @contextmanager
     def trouble(self, said: str, again: str) -> Iterator[None]:
@@ -184,7 +189,7 @@ def test_a_disk_that_takes_no_writes_still_gives_what_it_has(
     with disk.broken(*kinds, action=action):
         with place.trouble(said, again):
             place.fresh()
-        assert place.from_storage(known) == len(known) * cacheable(LENGTH)
+        place.serves(known)
         place.fresh()
     place.comes_back(known)
     place.is_over()
@@ -204,7 +209,7 @@ def test_syncs_that_fail_or_hang_hold_nobody(
     with disk.broken("sync", action=action), place.trouble(said, again):
         known = place.fresh()
         place.on_disk_only()
-        assert place.from_storage(known) == len(known) * cacheable(LENGTH)
+        place.serves(known)
     place.is_over()
 
 

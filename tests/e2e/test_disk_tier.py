@@ -239,8 +239,10 @@ def test_kill_nine_while_spilling_leaves_a_sound_store(
             server.kill()
         sizes = [path.stat() for path in store.rglob("*") if path.is_file()]
         assert sum(each.st_size for each in sizes) <= 128 << 20
+        # The index and the directory agree, but for a region that was between two contents.
         in_use = json.loads(hpkv("stat", pool))["storage"]["regions_in_use"]
-        assert in_use == len(list((store / "regions").iterdir()))
+        files = len(list((store / "regions").iterdir()))
+        assert in_use <= files <= in_use + 1
         if round_number % 2 == 1:
             shutil.rmtree(pool)
         verified = json.loads(hpkv("verify", pool, store))
