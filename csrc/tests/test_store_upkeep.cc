@@ -142,6 +142,35 @@ TEST(a_keeper_that_hangs_is_said_and_counted_once_and_holds_nobody) {
   CHECK(rig.own.store->close(kLong));
 }
 
+TEST(a_thread_that_meets_an_exception_says_so_and_goes_on) {
+  Rig rig;
+  const auto keys = rig.on_disk_only(10);
+  rig.own.store.reset();
+  disk::StoreOptions options;
+  options.directory = rig.folder.path() + "/store";
+  options.files = rig.files;
+  options.background = false;
+  options.takeover_wait_ns = 0;
+  // Files never throw; the clock is asked right after a read that failed.
+  const auto throws = std::make_shared<std::atomic<bool>>(false);
+  options.clock = [throws, now = rig.now]() -> std::int64_t {
+    if (throws->exchange(false)) throw std::bad_alloc();
+    return now->load();
+  };
+  rig.own.store = Store::open(rig.own.pool, options);
+  rig.files->set_hook([throws](FileCall call, const std::string& path) {
+    const bool block = call == FileCall::read && is_region(path);
+    if (block) throws->store(true);
+    return block ? -EIO : 0;
+  });
+  for (int i = 0; i < 4; ++i) CHECK(rig.own.promoted(keys)->count() == 0);  // twice the threads
+  rig.files->set_hook({});
+  CHECK(rig.own.promoted(keys)->count() == 10);
+  const auto lines = notices(*rig.own.store);
+  CHECK(lines.size() == 4 && lines[3].find("a promotion failed: ") != std::string::npos);
+  require_sound(*rig.own.pool);
+}
+
 // ---- leaving ----
 
 TEST(a_last_sync_that_hangs_holds_nobody_who_closes_longer_than_asked) {
