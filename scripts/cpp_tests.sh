@@ -45,8 +45,8 @@ configure() {
 # have been asked for, in a build that succeeded.
 cuda_compiles() {
   local folder=build/cpp-cuda library architecture
-  cmake -S . -B $folder -G Ninja -DHPKV_CUDA=ON -DCMAKE_BUILD_TYPE=Release
-  cmake --build $folder --target hpkv_cuda
+  cmake -S . -B $folder -G Ninja -DHPKV_CUDA=ON -DHPKV_TESTS=ON -DCMAKE_BUILD_TYPE=Release
+  cmake --build $folder --target hpkv_cuda csrc/tests/CMakeFiles/cuda_smoke.dir/cuda_smoke.cc.o
   library=$folder/csrc/libhpkv_cuda.a
   nm --demangle $library | grep -E ' T hpkv::cuda::make_device\('
   nm --demangle $library | grep -E 'copy_pages\(hpkv::stream::PageJob\)'
