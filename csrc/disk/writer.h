@@ -89,7 +89,7 @@ class Writer {
   void carry(std::span<const DiskRef> refs);
   int finish_carried();
   int sync_one(OpenRegion& open);
-  void give_up_lost();
+  int give_up_lost();  // 0, or -ENOENT: a file that was written to is gone
   int tend_orphan(const RegionInfo& info, bool crowded);
 
   Context& context_;

@@ -237,13 +237,13 @@ void Writer::carry(std::span<const DiskRef> refs) {
 
 int Writer::tend_regions() {
   const std::lock_guard guard(mutex_);
-  give_up_lost();
+  int worst = give_up_lost();
   std::vector<RegionInfo> orphans;
   for (std::uint32_t i = 0; i < context_.region_count(); ++i) {
     const RegionInfo info = context_.catalog->region(i);
     if (info.state == RegionState::open && !info.owned) orphans.push_back(info);
   }
-  int worst = finish_carried();
+  if (const int code = finish_carried(); code < 0) worst = code;
   const std::uint32_t kept = std::min(kOrphansKept, context_.region_count() / 8);
   for (std::size_t i = 0; i < orphans.size(); ++i) {
     const int code = tend_orphan(orphans[i], orphans.size() - i > kept);
@@ -304,13 +304,16 @@ void Writer::retire_empty() {
 
 // Somebody removed the file of a region that we write to: what goes there now is lost at the next
 // start, so it is better written elsewhere.
-void Writer::give_up_lost() {
+int Writer::give_up_lost() {
+  int code = 0;
   for (auto at = open_.begin(); at != open_.end();) {
     FileStatus status;
     const OpenRegion& open = at->second;
     const bool lost =
         context_.files.files().status(open.file->get(), status) == 0 && status.links == 0;
     if (lost && context_.catalog->claim(open.region, RegionState::open, RegionState::dropping)) {
+      code = -ENOENT;
+      context_.tally.failed(context_.tally.write_errors, "find", open.region, code);
       context_.files.drop(open.region);
       static_cast<void>(evictor_.finish(open.region));
       at = open_.erase(at);
@@ -318,6 +321,7 @@ void Writer::give_up_lost() {
       ++at;
     }
   }
+  return code;
 }
 
 }  // namespace hpkv::disk
