@@ -104,6 +104,12 @@ void AsyncDevice::fail_call(std::uint64_t nth, bool lost) {
   has_failed_.store(false);
 }
 
+void AsyncDevice::at_call(const std::string& name, std::uint64_t nth,
+                          std::function<void()> action) {
+  const std::lock_guard lock(mutex_);
+  planned_[name] = {nth, std::move(action)};
+}
+
 void AsyncDevice::fail_calls(const std::string& name, int count) {
   const std::lock_guard lock(mutex_);
   fail_named_[name] = count;
@@ -126,7 +132,20 @@ std::size_t AsyncDevice::wait_count() {
 
 // ---- the machinery ----
 
+void AsyncDevice::act(const char* name) {
+  std::function<void()> action;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto plan = planned_.find(name);
+    if (plan == planned_.end() || --plan->second.calls_left != 0) return;
+    action = std::move(plan->second.action);
+    planned_.erase(plan);
+  }
+  action();
+}
+
 Status AsyncDevice::call(const char* name, int line) {
+  act(name);
   const std::lock_guard lock(mutex_);
   ++calls_;
   if (lost_) return Status::failed("async_device.cc", line, std::string(name) + ": device lost");

@@ -58,6 +58,8 @@ class AsyncDevice final : public stream::Device {
   void release_all();
   // The nth call from now on that returns a status fails (0: none); all later ones too when `lost`.
   void fail_call(std::uint64_t nth, bool lost = false);
+  // The nth call of that name from now on does this first, in its thread.
+  void at_call(const std::string& name, std::uint64_t nth, std::function<void()> action);
   // The next `count` calls of that name fail.
   void fail_calls(const std::string& name, int count);
   [[nodiscard]] bool has_failed() const { return has_failed_.load(); }
@@ -119,6 +121,13 @@ class AsyncDevice final : public stream::Device {
     std::thread thread;
   };
 
+  // What is planned for one call.
+  struct Plan {
+    std::uint64_t calls_left = 0;
+    std::function<void()> action;
+  };
+
+  void act(const char* name);
   [[nodiscard]] stream::Status call(const char* name, int line);
   // The same for calls that no caller's thread makes.
   [[nodiscard]] stream::Status engine_call(const char* name, int line);
@@ -141,6 +150,7 @@ class AsyncDevice final : public stream::Device {
   std::vector<std::unique_ptr<Event>> events_;        // live ones; mutex_
   std::vector<std::thread::id> waited_;               // mutex_
   std::map<std::string, int> fail_named_;             // mutex_
+  std::map<std::string, Plan> planned_;               // mutex_
   std::map<const std::byte*, std::uint64_t> pinned_;  // bytes, by address; mutex_
   std::map<const std::byte*, std::uint64_t> registered_;  // the same; mutex_
   std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
