@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "disk/pause.h"
@@ -35,17 +36,28 @@ class Keeper::Desk {
   // A large store recovers for long: what is due meanwhile is done between two regions.
   void round() {
     if (tier_->pool->off()) return;
-    while (!pause_.stopping() && tier_->store->recover_one()) {
+    while (!pause_.stopping() && recover_one()) {
       if (steady_clock::now() >= due_) keep();
     }
+    if (tier_->store->recovered()) tier_->recovering.succeeded();
     if (!pause_.stopping()) keep();
+  }
+
+  bool recover_one() {
+    const Breaker::Call call(tier_->recovering);
+    const std::optional<int> code = tier_->store->recover_one();
+    if (code && *code < 0) {
+      tier_->pool->count_disk(0, 0, 1);
+      tier_->recovering.failed(tier_->store->counters().last_error);
+    }
+    return code.has_value();
   }
 
   void keep() {
     const auto [synced, tended] = ask_disk();
     if (std::max(synced, tended) != 0) {
-      tier_->keeping.failed(tier_->store->counters().last_error);
       tier_->pool->count_disk(0, 0, 1);
+      tier_->keeping.failed(tier_->store->counters().last_error);
     } else {
       tier_->keeping.succeeded();
     }

@@ -39,7 +39,7 @@ bool never_taken(const Pool& pool, const NamespaceId& id, const Error& error) {
 Recovery::Recovery(Context& context)
     : context_(context), try_again_ns_(context.region_count(), 0) {}
 
-bool Recovery::recover_one() {
+std::optional<int> Recovery::recover_one() {
   const std::uint32_t count = context_.region_count();
   const std::uint32_t begin = next_.load(std::memory_order_relaxed);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -48,15 +48,16 @@ bool Recovery::recover_one() {
     if (info.state != RegionState::unknown || info.owned || resting(region)) continue;
     if (!context_.catalog->claim(region, RegionState::unknown, RegionState::recovering)) continue;
     next_.store((region + 1) % count, std::memory_order_relaxed);
-    const RegionState state = recover(region);
+    int code = 0;
+    const RegionState state = recover(region, code);
     if (state == RegionState::unknown) {
       const std::lock_guard guard(mutex_);
       try_again_ns_[region] = context_.clock() + kRestNs;
     }
     static_cast<void>(context_.catalog->settle(region, RegionState::recovering, state));
-    return true;
+    return code;
   }
-  return false;
+  return std::nullopt;
 }
 
 void Recovery::forget_namespaces() {
@@ -69,11 +70,13 @@ bool Recovery::resting(std::uint32_t region) {
   return try_again_ns_[region] != 0 && context_.clock() < try_again_ns_[region];
 }
 
-RegionState Recovery::recover(std::uint32_t region) {
-  int code = 0;
+RegionState Recovery::recover(std::uint32_t region, int& code) {
   const auto header = context_.files.header(region, code);
   // No file, and so nothing to lose: unless the whole directory is away for a while.
-  if (code == -ENOENT && context_.directory.in_place()) return RegionState::free;
+  if (code == -ENOENT && context_.directory.in_place()) {
+    code = 0;
+    return RegionState::free;
+  }
   if (code < 0) {
     context_.tally.failed(context_.tally.read_errors, "recover", region, code);
     // What is not a file of ours to open is no region either; its number stays unused.

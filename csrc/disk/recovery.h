@@ -26,7 +26,7 @@ class Recovery {
   explicit Recovery(Context& context);
 
   // As RegionStore::recover_one.
-  bool recover_one();
+  std::optional<int> recover_one();
   // Whether this process could not look at an unknown region, and leaves it alone for a while.
   [[nodiscard]] bool resting(std::uint32_t region);
   // Namespaces were cleared: what was found about them no longer holds.
@@ -41,8 +41,8 @@ class Recovery {
     std::uint64_t payload_bytes = 0;
     bool synced = false;
   };
-  // The state that the region is in from now on.
-  [[nodiscard]] RegionState recover(std::uint32_t region);
+  // The state that the region is in from now on; `code`: -errno where the disk failed.
+  [[nodiscard]] RegionState recover(std::uint32_t region, int& code);
   // These three: 0, or -errno when not everything could be looked at.
   [[nodiscard]] int enter_rows(const RegionHeader& header, const Summary& summary,
                                std::uint64_t& entered);

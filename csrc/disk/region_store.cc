@@ -120,7 +120,9 @@ void RegionStore::read(std::span<const DiskRef> refs, std::span<std::byte* const
 
 int RegionStore::sync_aged(bool all) { return -impl_->writer.sync_aged(all); }
 
-bool RegionStore::recover_one() { return impl_->recovery.recover_one(); }
+std::optional<int> RegionStore::recover_one() { return impl_->recovery.recover_one(); }
+
+bool RegionStore::recovered() const noexcept { return impl_->context.recovered(); }
 
 int RegionStore::tend() {
   // Removed, moved or mounted over: what lies under the name is not ours to write to. If it comes

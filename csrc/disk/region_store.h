@@ -130,9 +130,12 @@ class RegionStore {
             std::span<ReadOutcome> outcomes);
   // Syncs what was written 5 s or 256 MiB ago; all: whatever is not synced. 0 or an errno.
   int sync_aged(bool all);
-  // Looks at one region that nobody has looked at yet and enters its blocks into the index. False:
-  // there is none left, or others are at the last ones. Several threads and processes may call it.
-  bool recover_one();
+  // Looks at one region that nobody has looked at yet and enters its blocks into the index: 0, or
+  // -errno when the disk failed, which leaves it for later. Nullopt: there is none left, or others
+  // are at the last ones. Several threads and processes may call it.
+  std::optional<int> recover_one();
+  // Whether the index has what every region holds. Once it has, that stays so.
+  [[nodiscard]] bool recovered() const noexcept;
   // What has to be done now and then (once a second): adopt or seal regions without an owner; give
   // files back while the file system is short of space for others. Returns 0 or an errno.
   int tend();

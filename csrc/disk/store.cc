@@ -78,6 +78,7 @@ std::unique_ptr<Store> Store::open(std::shared_ptr<Pool> pool, const StoreOption
   files.block_bytes_hint = options.block_bytes;
   files.create = options.create;
   files.takeover_wait_ns = options.takeover_wait_ns;
+  files.clock = options.clock;
   auto store =
       RegionStore::open(pool, catalog, files, options.files ? options.files : system_files());
   auto tier = std::make_shared<Tier>(std::move(pool), std::move(catalog), std::move(store),
@@ -182,7 +183,7 @@ std::optional<std::string> Store::wait_notice(nanoseconds timeout) {
   Tier& tier = *impl_->tier;
   const auto deadline = steady_clock::now() + timeout;
   for (;;) {
-    for (Breaker* breaker : {&tier.reading, &tier.writing, &tier.keeping}) {
+    for (Breaker* breaker : {&tier.reading, &tier.writing, &tier.keeping, &tier.recovering}) {
       if (breaker->look()) tier.pool->count_disk(0, 0, 1);
     }
     const nanoseconds left = deadline - steady_clock::now();

@@ -26,7 +26,8 @@ struct Tier {
         admission(store->info().storage_bytes, min_uses),
         reading("reading", notices, clock),
         writing("writing", notices, clock),
-        keeping("keeping the store in order", notices, clock, 10 * kSecond) {}
+        keeping("keeping the store in order", notices, clock, 10 * kSecond),
+        recovering("finding out what the store holds", notices, clock, 10 * kSecond) {}
 
   const std::shared_ptr<Pool> pool;
   const std::shared_ptr<Catalog> catalog;
@@ -35,7 +36,9 @@ struct Tier {
   Admission admission;
   Breaker reading;
   Breaker writing;
-  Breaker keeping;  // for its log lines only: it stops nobody, and syncs may take seconds
+  // For their log lines only: they stop nobody, and syncs and large regions may take seconds.
+  Breaker keeping;
+  Breaker recovering;
 
   std::atomic<bool> short_of_room{false};       // the last block that needed a place found none
   std::atomic<std::int64_t> damage_said_ns{0};  // when the log last told of damaged blocks

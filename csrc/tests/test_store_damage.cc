@@ -104,7 +104,7 @@ TEST(deleted_files_are_misses_while_running_and_after_a_restart) {
     keys = random_keys(6);
     CHECK(side.append(keys).written == 6);
     std::filesystem::remove(region_file(folder, 0));
-    std::filesystem::remove(region_file(folder, 1));  // open for appending
+    std::filesystem::remove(region_file(folder, 1));                 // open for appending
     CHECK(side.store->tend() == ENOENT && side.store->tend() == 0);  // said once
     CHECK(side.store->counters().write_errors == 1);
     CHECK(!side.on_disk(keys[4]) && !side.on_disk(keys[5]));  // better written elsewhere

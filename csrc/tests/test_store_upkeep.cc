@@ -112,6 +112,35 @@ TEST(the_keeper_keeps_the_store_while_it_recovers) {
   rig.files->set_hook({});
 }
 
+TEST(regions_that_are_somebody_elses_for_a_while_are_said_and_found_afterwards) {
+  Rig rig;
+  const auto keys = rig.on_disk_only(10);
+  CHECK(rig.own.store->sync() == 0);
+  rig.own.store.reset();
+  rig.own.pool.reset();
+  std::filesystem::remove(rig.folder.path() + "/pool/pool.hpkv");  // a reboot
+  rig.files->fail(FileCall::open, EACCES, "/regions/");
+  rig.own.pool = Pool::open(rig.pool_options);
+  rig.own.index = rig.own.pool->add_namespace(identity(1), {}, kBlock);
+  disk::StoreOptions options;
+  options.directory = rig.folder.path() + "/store";
+  options.files = rig.files;
+  options.clock = [now = rig.now] { return now->load(); };
+  options.takeover_wait_ns = 0;
+  rig.own.store = Store::open(rig.own.pool, options);
+  const auto said = rig.own.store->wait_notice(kLong);
+  CHECK(said && said->find("what the store holds failed (recover region") != std::string::npos);
+  CHECK(said && said->find("Permission denied") != std::string::npos);
+  CHECK(rig.own.pool->stats().disk_errors > 0 && rig.own.promoted(keys)->count() == 0);
+  rig.files->set_hook({});
+  rig.pass(31 * kSecond);
+  const auto again = rig.own.store->wait_notice(kLong);
+  CHECK(again && again->find("what the store holds works again") != std::string::npos);
+  CHECK(rig.own.promoted(keys)->count() == 10);
+  CHECK(rig.own.store->close(kLong));
+  require_sound(*rig.own.pool);
+}
+
 TEST(a_keeper_that_hangs_is_said_and_counted_once_and_holds_nobody) {
   Rig rig;
   const auto keys = rig.on_disk_only(10);

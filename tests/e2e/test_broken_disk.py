@@ -327,20 +327,24 @@ def test_a_server_whose_disk_hangs_can_be_stopped(place: Place, disk: BrokenDisk
 
 
 def test_a_server_serves_while_it_recovers(
-    disk: BrokenDisk, server_factory: ServerFactory, llama_checkpoint: Path, tmp_path: Path
+    disk: BrokenDisk, server_factory: ServerFactory, llama_checkpoint: Path
 ) -> None:
-    """After a reboot; the disk does not even answer what its regions hold."""
+    """After a reboot, on a disk that for a while does not say what its regions hold."""
     with pool_directory() as pool:
-        config = server_config(llama_checkpoint, pool, disk.folder)
-        (server,) = server_factory.fresh(config)
+        (server,) = server_factory.fresh(server_config(llama_checkpoint, pool, disk.folder))
         known = Place(server, pool, disk.folder).fresh()
         wait_until_on_disk(pool, PATIENCE_S)
         server.kill()
-    with pool_directory() as pool, disk.broken("read", below="regions"):
+    with pool_directory() as pool:
         config = server_config(llama_checkpoint, pool, disk.folder, env=disk.env, new_python=True)
-        (server,) = server_factory.fresh(config)
-        place = Place(server, pool, disk.folder, count(900))
-        assert place.from_storage(known) == 0
-        place.fresh()
-        assert disk.met("read") > 0
-        place.forget()
+        with disk.broken("read", below="regions"):
+            (server,) = server_factory.fresh(config)
+            place = Place(server, pool, disk.folder, count(900))
+            assert place.from_storage(known) == 0
+            place.fresh()
+            eventually(lambda: len(place.notices()) == 1)
+        place.serves(known)
+        hangs, no_longer = place.notices()
+        assert hangs.startswith("finding out what the store holds hangs")
+        assert no_longer.startswith("finding out what the store holds no longer hangs")
+        server.kill()
