@@ -134,8 +134,11 @@ TEST(regions_that_are_somebody_elses_for_a_while_are_said_and_found_afterwards) 
   CHECK(rig.own.pool->stats().disk_errors > 0 && rig.own.promoted(keys)->count() == 0);
   rig.files->set_hook({});
   rig.pass(31 * kSecond);
-  const auto again = rig.own.store->wait_notice(kLong);
-  CHECK(again && again->find("what the store holds works again") != std::string::npos);
+  std::optional<std::string> again;
+  do {  // a call that was under way while the clock was set may be taken for one that hangs
+    again = rig.own.store->wait_notice(kLong);
+    CHECK(again && !again->empty());
+  } while (again->find("what the store holds works again") == std::string::npos);
   CHECK(rig.own.promoted(keys)->count() == 10);
   CHECK(rig.own.store->close(kLong));
   require_sound(*rig.own.pool);
