@@ -100,11 +100,7 @@ TEST(the_keeper_keeps_the_store_while_it_recovers) {
     }
     return 0;
   });
-  disk::StoreOptions options;
-  options.directory = rig.folder.path() + "/store";
-  options.files = rig.files;
-  options.takeover_wait_ns = 0;
-  const auto store = Store::open(pool, options);
+  const auto store = Store::open(pool, rig.store_options());
   while (catalog.stats().regions_unknown > 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   CHECK(kept_meanwhile);
@@ -122,12 +118,7 @@ TEST(regions_that_are_somebody_elses_for_a_while_are_said_and_found_afterwards) 
   rig.files->fail(FileCall::open, EACCES, "/regions/");
   rig.own.pool = Pool::open(rig.pool_options);
   rig.own.index = rig.own.pool->add_namespace(identity(1), {}, kBlock);
-  disk::StoreOptions options;
-  options.directory = rig.folder.path() + "/store";
-  options.files = rig.files;
-  options.clock = [now = rig.now] { return now->load(); };
-  options.takeover_wait_ns = 0;
-  rig.own.store = Store::open(rig.own.pool, options);
+  rig.own.store = Store::open(rig.own.pool, rig.store_options());
   const auto said = rig.own.store->wait_notice(kLong);
   CHECK(said && said->find("what the store holds failed (recover region") != std::string::npos);
   CHECK(said && said->find("Permission denied") != std::string::npos);
@@ -153,12 +144,7 @@ TEST(a_keeper_that_hangs_is_said_and_counted_once_and_holds_nobody) {
     if (call == FileCall::space) door->pass();
     return 0;
   });
-  disk::StoreOptions options;
-  options.directory = rig.folder.path() + "/store";
-  options.files = rig.files;
-  options.clock = [now = rig.now] { return now->load(); };
-  options.takeover_wait_ns = 0;
-  rig.own.store = Store::open(rig.own.pool, options);
+  rig.own.store = Store::open(rig.own.pool, rig.store_options());
   rig.door->await_somebody();
   rig.pass(9 * kSecond);  // a long sync is no hang
   CHECK(notices(*rig.own.store).empty());
@@ -178,11 +164,8 @@ TEST(a_thread_that_meets_an_exception_says_so_and_goes_on) {
   Rig rig;
   const auto keys = rig.on_disk_only(10);
   rig.own.store.reset();
-  disk::StoreOptions options;
-  options.directory = rig.folder.path() + "/store";
-  options.files = rig.files;
+  disk::StoreOptions options = rig.store_options();
   options.background = false;
-  options.takeover_wait_ns = 0;
   // Files never throw; the clock is asked right after a read that failed.
   const auto throws = std::make_shared<std::atomic<bool>>(false);
   options.clock = [throws, now = rig.now]() -> std::int64_t {

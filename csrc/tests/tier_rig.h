@@ -74,19 +74,24 @@ struct Rig {
       return ticket;
     }
   };
-  Side side(std::optional<std::uint32_t> min_uses = 0) {
-    Side out;
-    out.pool = Pool::open(pool_options);
+  // With threads in the background.
+  disk::StoreOptions store_options() {
     disk::StoreOptions options;
     options.directory = folder.path() + "/store";
     options.storage_bytes = storage;
     options.block_bytes = kBlock;
-    options.background = false;
-    options.min_uses = min_uses;
     options.files = files;
     options.clock = [now = now] { return now->load(); };
     options.takeover_wait_ns = 0;
     options.recover_wait_ns = 50 * kMillisecond;
+    return options;
+  }
+  Side side(std::optional<std::uint32_t> min_uses = 0) {
+    Side out;
+    out.pool = Pool::open(pool_options);
+    disk::StoreOptions options = store_options();
+    options.background = false;
+    options.min_uses = min_uses;
     out.store = Store::open(out.pool, options);
     out.store->recover();
     out.index = out.pool->add_namespace(identity(1), {}, kBlock);
