@@ -171,7 +171,7 @@ def test_retraction_under_slow_spills_keeps_every_answer(
         ),
     )
     (server,) = server_factory.fresh(config)
-    under_load(server, seed=55, count=8 // ranks, rounds=3 // ranks)  # each step is repeated
+    under_load(server, seed=55, count=6 // ranks, rounds=2)  # each step is repeated
     server.kill()
 
 
