@@ -330,6 +330,7 @@ def test_a_server_serves_while_it_recovers(
     disk: BrokenDisk, server_factory: ServerFactory, llama_checkpoint: Path
 ) -> None:
     """After a reboot, on a disk that for a while does not say what its regions hold."""
+    what = "finding out what the store holds"
     with pool_directory() as pool:
         (server,) = server_factory.fresh(server_config(llama_checkpoint, pool, disk.folder))
         known = Place(server, pool, disk.folder).fresh()
@@ -342,9 +343,7 @@ def test_a_server_serves_while_it_recovers(
             place = Place(server, pool, disk.folder, count(900))
             assert place.from_storage(known) == 0
             place.fresh()
-            eventually(lambda: len(place.notices()) == 1)
+            eventually(lambda: any(line.startswith(f"{what} hangs") for line in place.notices()))
         place.serves(known)
-        hangs, no_longer = place.notices()
-        assert hangs.startswith("finding out what the store holds hangs")
-        assert no_longer.startswith("finding out what the store holds no longer hangs")
+        eventually(lambda: any(line.startswith(f"{what} no longer") for line in place.notices()))
         server.kill()
