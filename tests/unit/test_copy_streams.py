@@ -7,6 +7,7 @@ is given a moment in which it would happen (`returns`), and then the bytes are l
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ import torch
 from layout_rig import gqa_pool, mla_pool, page_rows, scribble
 from streams_rig import LAYERS, PAGE, PAGES, POOL_BYTES, Calling, Rig, keys_of
 
+from hpkv_sglang import _core
 from hpkv_sglang._core import KeyBatch, Pool
+from hpkv_sglang.copy import engines as engines_module
 from hpkv_sglang.copy.self_test import page_round_trip
 from hpkv_sglang.copy.streams import resident_pages
 from hpkv_sglang.layout import gqa
@@ -32,6 +35,18 @@ pytestmark = pytest.mark.skipif(
 
 LONG_S = 60.0
 MOMENT_S = 0.2
+
+
+def poison(rig: Rig) -> None:
+    """A call of the engine fails. Not the first one for sure: the thread that registers the pool
+    may come before, and lives with a refusal. Spills that are in time run behind what is held."""
+    until = time.monotonic() + LONG_S
+    while not rig.copies.poisoned:
+        assert time.monotonic() < until
+        rig.device.fail_call(1)
+        rig.copies.spill(keys_of(9, 1), rig.pages(1))
+        time.sleep(0.001)
+    rig.device.fail_call(0)
 
 
 @pytest.fixture(params=[True, False], ids=["overlap", "no-overlap"])
@@ -170,9 +185,7 @@ def test_wait_after_a_failure_returns_when_nothing_writes_pages_any_more(rig: Ri
     rig.device.hold(rig.writes)
     load = rig.copies.load(rig.pool.pin(keys), rig.pages(8, 9))
     load.wait_layer(LAYERS - 1)  # all of it is on its way
-    rig.device.fail_call(1)
-    rig.copies.spill(keys_of(9, 1), rig.pages(1)).wait()
-    assert rig.copies.poisoned
+    poison(rig)
     waiting = Calling(load.wait)
     assert not waiting.returns(MOMENT_S)
     rig.device.release(rig.writes)
@@ -350,3 +363,28 @@ def test_on_the_host_tickets_answer_for_what_the_host_does_next(directory: str) 
     copier.engine.close()
     assert pool.check() == []
     pool.close()
+
+
+@pytest.mark.parametrize(("name", "ordinal"), [("cuda", 0), ("cuda:3", 3)])
+def test_each_rank_copies_on_the_gpu_that_its_tensors_are_on(
+    monkeypatch: pytest.MonkeyPatch, name: str, ordinal: int
+) -> None:
+    """One process per GPU of a node; the layout is one of a device that is not here."""
+    devices: list[int] = []
+    engines: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_core, "cuda_device", lambda number: devices.append(number) or "device")
+    monkeypatch.setattr(
+        _core, "StreamEngine", lambda *args, **options: engines.append((*args, options))
+    )
+    pages = SimpleNamespace(device=torch.device(name))
+    layout: Any = SimpleNamespace(
+        tensors=[SimpleNamespace(pages=pages)],
+        page_size=64,
+        block=SimpleNamespace(block_bytes=1 << 20, layer_count=4),
+    )
+    made = engines_module._cuda_copier("pool", 7, layout, None)  # type: ignore[arg-type]
+    assert devices == [ordinal]
+    ((device, pool, namespace, block, options),) = engines
+    assert (device, pool, namespace, block) == ("device", "pool", 7, layout.block)
+    assert options == {"page_size": 64, "staging_bytes": engines_module.GPU_STAGING_BYTES}
+    assert made.landing is layout
