@@ -2,7 +2,7 @@
 
 A trace with twice the disk's size in distinct blocks, a tenth of which are asked for again and
 again, goes through a small host pool and a store with its threads running: once with a few
-favourites (Zipf), which the host pool keeps, once evenly, so that most come from disk. Reported are
+favourites (Zipf), which the host pool keeps, once evenly, so that more come from disk. Reported are
 bytes written for each byte demoted (what is carried over when a region goes is written again), how
 much of it was carried, and how many of the requests for blocks that were stored once found them.
 

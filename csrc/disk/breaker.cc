@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
-
 namespace hpkv::disk {
 namespace {
 

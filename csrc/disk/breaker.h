@@ -19,6 +19,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/clock.h"
 #include "disk/notices.h"
 
 namespace hpkv::disk {
@@ -29,7 +30,7 @@ class Breaker {
 
   // `what` names the direction in log lines: "reading", "writing".
   Breaker(std::string what, std::shared_ptr<Notices> notices, Clock clock,
-          std::int64_t hang_ns = 1'000'000'000);
+          std::int64_t hang_ns = kSecond);
 
   // Whether the disk may be asked for something new.
   [[nodiscard]] bool accepts() const noexcept { return !resting() && !hanging(); }

@@ -306,9 +306,7 @@ TEST(the_next_pool_finds_what_the_last_one_left_on_disk) {
   Rig rig;
   const auto keys = rig.on_disk_only(50);
   CHECK(rig.own.store->sync() == 0);
-  rig.own.store.reset();
-  rig.own.pool.reset();
-  std::filesystem::remove(rig.folder.path() + "/pool/pool.hpkv");
+  rig.reboot();
   rig.attach();
   CHECK(rig.own.store->namespaces() == std::vector<NamespaceId>{identity(1)});
   const auto ticket = rig.own.promoted(keys);

@@ -112,9 +112,7 @@ TEST(regions_that_are_somebody_elses_for_a_while_are_said_and_found_afterwards) 
   Rig rig;
   const auto keys = rig.on_disk_only(10);
   CHECK(rig.own.store->sync() == 0);
-  rig.own.store.reset();
-  rig.own.pool.reset();
-  std::filesystem::remove(rig.folder.path() + "/pool/pool.hpkv");  // a reboot
+  rig.reboot();
   rig.files->fail(FileCall::open, EACCES, "/regions/");
   rig.own.pool = Pool::open(rig.pool_options);
   rig.own.index = rig.own.pool->add_namespace(identity(1), {}, kBlock);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 
@@ -101,6 +102,13 @@ struct Rig {
     own.store.reset();
     own.pool.reset();
     own = side(min_uses);
+  }
+
+  // Nobody is left, and host memory is empty.
+  void reboot() {
+    own.store.reset();
+    own.pool.reset();
+    std::filesystem::remove(folder.path() + "/pool/pool.hpkv");
   }
 
   void store_in_pool(std::span<const Key> keys) {

@@ -173,14 +173,14 @@ def clear(
     report: dict[str, int] = {}
     in_memory = not storage or Path(directory, "pool.hpkv").exists()
     known = _ids_in_pool(directory) if in_memory and namespace is not None else set()
-    chosen = None
+    chosen = None if storage else _chosen(namespace, known)
     if storage:
         with attached_store(directory, storage_path or default_storage()) as store:
             chosen = _chosen(namespace, known | set(store.namespaces()))
             on_disk = store.clear() if chosen is None else store.drop_namespace(chosen)
         report["dropped_on_disk"] = on_disk
     if in_memory:
-        report |= _clear_pool(directory, chosen or _chosen(namespace, known))
+        report |= _clear_pool(directory, chosen)
     if as_json:
         _print_json(report)
         return

@@ -234,8 +234,9 @@ def test_kill_nine_while_spilling_leaves_a_sound_store(
             burst = [ask(t) for t in prompts(40, LENGTH, seed=200 + round_number)]
             thread.submit(server.generate_many, burst)
             written = json.loads(hpkv("stat", pool))["storage"]["demoted_bytes"]
+            until = time.monotonic() + 60
             while json.loads(hpkv("stat", pool))["storage"]["demoted_bytes"] == written:
-                pass
+                assert time.monotonic() < until, "the burst is not spilled through to disk"
             server.kill()
         sizes = [path.stat() for path in store.rglob("*") if path.is_file()]
         assert sum(each.st_size for each in sizes) <= 128 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from tests.unit.cli_rig import (
     failure,
     hpkv,
     live_pool,
+    put,
     stat_json,
     store_of,
 )
@@ -120,6 +122,20 @@ def test_a_namespace_is_cleared_wherever_it_is_and_no_other_in_its_stead(
     assert (second["dropped_on_disk"], second["dropped"], second["left"]) == (0, 3, 5)
     first = json.loads(hpkv("clear", *places, "--namespace", "11").stdout)
     assert (first["dropped_on_disk"], first["dropped"], first["left"]) == (5, 5, 0)
+
+
+def test_an_id_that_fits_another_namespace_in_the_other_tier_is_ambiguous(
+    pool: Pool, store: Path, tmp_path: Path
+) -> None:
+    pool.close()
+    directory = str(tmp_path / "next")
+    with contextlib.closing(Pool.open(directory, pool_bytes=POOL_BYTES)) as following:
+        put(following, b"\x11\x22" + bytes(30), {"model": "another"}, range(7))
+    places = ("--path", directory, "--storage", "--storage-path", str(store), "--json")
+    _, said = failure("clear", *places, "--namespace", "11")
+    assert "it fits 2" in said
+    on_disk = json.loads(hpkv("clear", *places, "--namespace", "1111").stdout)
+    assert (on_disk["dropped_on_disk"], on_disk["dropped"], on_disk["left"]) == (5, 0, 7)
 
 
 def test_verify_works_after_a_reboot_and_leaves_nothing_behind(
