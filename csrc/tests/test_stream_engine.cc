@@ -328,6 +328,20 @@ TEST(a_spill_of_more_pages_than_slots_is_stored_whole) {
   }
 }
 
+// What a ticket holds is given back before it says that it is done.
+TEST(a_page_that_is_passed_over_holds_no_slot_when_its_ticket_is_done) {
+  StreamRig rig;
+  const auto keys = random_keys(1);
+  rig.store(keys);
+  for (int i = 0; i < 3000; ++i) {
+    const auto spill = rig.engine->spill(keys, {0}, {});
+    while (!spill->done()) {
+    }
+    CHECK(rig.engine->check().empty());
+    CHECK(spill->present() == 1);
+  }
+}
+
 TEST(a_forked_child_forgets_the_engine_and_the_parent_goes_on) {
   StreamRig rig;
   const auto keys = random_keys(2);

@@ -147,8 +147,11 @@ bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
     return false;
   }
   BlockRef block;
-  if (!reserve(work, index, block)) {
+  const ReserveStatus reserved =
+      core_.pool->reserve(core_.namespace_index, work->job.keys[index], block);
+  if (reserved != ReserveStatus::ok) {
     core_.spill_slots.give(*slots);
+    pass_over_unreserved(*work, index, reserved);
     return false;
   }
   if (!ticket.begin_read()) {
@@ -166,24 +169,19 @@ bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
   return true;
 }
 
-bool Spills::reserve(const WorkRef& work, std::size_t index, BlockRef& block) {
-  switch (core_.pool->reserve(core_.namespace_index, work->job.keys[index], block)) {
+void Spills::pass_over_unreserved(Work& work, std::size_t index, ReserveStatus why) {
+  switch (why) {
     case ReserveStatus::ok:
-      return true;
+      return;
     case ReserveStatus::present:
-      pass_over(*work, SpillOutcome::present, core_.counters.spill_present);
-      break;
+      return pass_over(work, SpillOutcome::present, core_.counters.spill_present);
     case ReserveStatus::full:
-      pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_full);
-      break;
+      return pass_over(work, SpillOutcome::dropped, core_.counters.dropped_full);
     case ReserveStatus::busy:
-      pass_over_busy(*work, index);
-      break;
+      return pass_over_busy(work, index);
     case ReserveStatus::off:
-      pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_off);
-      break;
+      return pass_over(work, SpillOutcome::dropped, core_.counters.dropped_off);
   }
-  return false;
 }
 
 void Spills::pass_over_busy(Work& work, std::size_t index) {

@@ -92,14 +92,14 @@ class Spills {
   [[nodiscard]] bool open_gate(Work& work);
   // Reserves a page and its slot and begins its read; false when it is settled already.
   [[nodiscard]] bool prepare(const WorkRef& work, std::size_t index, Batch& batch);
-  [[nodiscard]] bool reserve(const WorkRef& work, std::size_t index, BlockRef& block);
+  void pass_over_unreserved(Work& work, std::size_t index, ReserveStatus why);
   void pass_over_busy(Work& work, std::size_t index);
   void flush(Batch& batch);
   void land_all();
   void land(Batch& batch);
   void store_all();
   void store(Page& page);
-  // Pages that are not read.
+  // Pages that are not read. What is held for them is given back before.
   void pass_over(Work& work, SpillOutcome outcome, std::atomic<std::uint64_t>& reason);
   void settle(Work& work, SpillOutcome outcome);
 
