@@ -32,10 +32,8 @@ class KeyScope:
 
     def __init__(self, mask: bytes) -> None: ...
     def keys(self, page_hashes: list[str]) -> KeyBatch:
-        """Block keys of SGLang's page hashes (64 hex digits each): hash XOR mask.
-
-        ValueError names the first malformed hash.
-        """
+        """Block keys of SGLang's page hashes (64 hex digits each): hash XOR mask. ValueError names
+        the first malformed one."""
 
 # ---- pool (csrc/bind/pool.cc) ----
 
@@ -76,6 +74,9 @@ class Pool:
         verify_always: bool = False,
     ) -> Pool:
         """Attach, or create when there is none. Blocks. `CorePoolError` says what to do."""
+    @staticmethod
+    def check_place(directory: str, *, pool_bytes: int | None = None) -> None:
+        """Raise what `open` would raise now; makes the directory and nothing else. Blocks."""
     @property
     def path(self) -> str: ...
     @property
@@ -166,6 +167,9 @@ class Store:
         background: bool = True,
     ) -> Store:
         """Attach, or create when there is none. Blocks. `CorePoolError` says what to do."""
+    @staticmethod
+    def check_place(directory: str, *, storage_bytes: int | None = None) -> None:
+        """Raise what `open` would raise for any pool; makes the directory. Blocks."""
     @property
     def path(self) -> str: ...
     @property

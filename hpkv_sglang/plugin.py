@@ -5,6 +5,7 @@ external linker:
 
     every process     flags on the parser; two resolution hooks that do nothing while off
     launcher, on      settings -> refusals -> dynamic linker declared, page size, switch exported
+                      -> can pool and store be opened where they are to be
     scheduler, on     `radix.install` hooks the tree; the linker's constructor calls `verify_hooks`
 
 Invariants: while off nothing of SGLang changes except its parser, and nothing heavy is imported.
@@ -192,9 +193,11 @@ def _refuse_late(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 def _check_resolved(result: Any, server_args: Any) -> Any:
     """AFTER ServerArgs.check_server_args, which every launcher calls before it spawns."""
-    if _settings_of(server_args).enabled:
+    settings = _settings_of(server_args)
+    if settings.enabled:
         from sglang.srt.arg_groups.overrides import resolving_view
 
+        from hpkv_sglang.pool import check_places
         from hpkv_sglang.radix.refusals import LINKER_MODULE
 
         linker = resolving_view(server_args).unified_cache_external_linker_config or {}
@@ -206,4 +209,5 @@ def _check_resolved(result: Any, server_args: Any) -> Any:
                 "--enable-hpkv did not arrive: another plugin replaced the step handle_hicache, or "
                 "this version of SGLang differs.",
             )
+        check_places(settings)
     return result

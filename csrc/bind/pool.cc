@@ -85,6 +85,14 @@ PoolHandle open_pool(const std::string& directory, std::optional<std::uint64_t> 
   return {std::shared_ptr<Pool>(Pool::open(options))};
 }
 
+void check_place(const std::string& directory, std::optional<std::uint64_t> pool_bytes) {
+  PoolOptions options;
+  options.directory = directory;
+  options.pool_bytes = pool_bytes;
+  const nb::gil_scoped_release release;
+  Pool::check_place(options);
+}
+
 std::uint32_t add_namespace(PoolHandle& self, const nb::bytes& id, const nb::bytes& descriptor,
                             std::uint64_t block_bytes) {
   return self.pool->add_namespace(
@@ -248,6 +256,8 @@ void bind_pool_class(nb::module_& module) {
   pool.def_static("open", &open_pool, nb::arg("directory"), nb::kw_only(),
                   nb::arg("pool_bytes") = nb::none(), nb::arg("create") = true,
                   nb::arg("read_only") = false, nb::arg("verify_always") = false)
+      .def_static("check_place", &check_place, nb::arg("directory"), nb::kw_only(),
+                  nb::arg("pool_bytes") = nb::none())
       .def_prop_ro("path", [](const PoolHandle& self) { return self.pool->info().path; })
       .def_prop_ro("notice", [](const PoolHandle& self) { return self.pool->info().notice; })
       .def_prop_ro("pool_bytes",

@@ -46,6 +46,14 @@ std::unique_ptr<Store> open_store(const PoolHandle& pool, const std::string& dir
   return Store::open(pool.pool, options);
 }
 
+void check_place(const std::string& directory, std::optional<std::uint64_t> storage_bytes) {
+  disk::StoreOptions options;
+  options.directory = directory;
+  options.storage_bytes = storage_bytes;
+  const nb::gil_scoped_release release;
+  Store::check_place(options);
+}
+
 nb::dict report_of(const VerifyReport& report) {
   nb::dict out;
   out["blocks"] = report.blocks;
@@ -195,6 +203,8 @@ void bind_store(nb::module_& module) {
       .def_static("open", &open_store, nb::arg("pool"), nb::arg("directory"), nb::kw_only(),
                   nb::arg("storage_bytes") = nb::none(), nb::arg("block_bytes") = 0,
                   nb::arg("background") = true)
+      .def_static("check_place", &check_place, nb::arg("directory"), nb::kw_only(),
+                  nb::arg("storage_bytes") = nb::none())
       .def_prop_ro("path", [](const Store& self) { return self.info().directory; })
       .def_prop_ro("storage_bytes", [](const Store& self) { return self.info().storage_bytes; })
       .def_prop_ro("region_count", [](const Store& self) { return self.info().region_count; })

@@ -49,34 +49,12 @@ std::optional<std::uint64_t> region_number(const std::string& name) {
   return number;
 }
 
-}  // namespace
-
-StoreDirectory::StoreDirectory(const RegionStoreOptions& options, const PoolInfo& pool,
-                               std::shared_ptr<Files> files)
-    : files_(std::move(files)),
-      path_(options.directory),
-      namespaces_(files_, options.directory + "/namespaces") {
-  require_directory(path_, options.create);
-  lock_.emplace(files_, path_, pool, options.takeover_wait_ns);
-  load_or_create(options);
-  require_directory(regions_path(), true);
-  require_directory(namespaces_.directory(), true);
-  if (lock_->alone()) remove_strays();
-  direct_ = probe_direct();
-}
-
-std::string StoreDirectory::region_path(std::uint32_t region) const {
-  std::array<char, 32> name{};
-  std::snprintf(name.data(), name.size(), "/%05u.hpkv", region);
-  return regions_path() + name.data();
-}
-
 // Creates the last component only: a mistyped parent should not become a tree of directories.
-void StoreDirectory::require_directory(const std::string& path, bool create) {
+void require_directory(Files& files, const std::string& path, bool create) {
   FileStatus status;
-  int code = files_->status_of(path, status);
+  int code = files.status_of(path, status);
   if (code == -ENOENT && create) {
-    const int made = files_->make_directory(path);
+    const int made = files.make_directory(path);
     if (made == -ENOENT) {
       refuse(ErrorKind::missing, path, "the directory that it should be made in does not exist",
              "make that one, or choose another (--hpkv-storage-path)");
@@ -84,8 +62,8 @@ void StoreDirectory::require_directory(const std::string& path, bool create) {
     if (made < 0 && made != -EEXIST) throw_system("create directory", path, -made);
     // Else a power loss could take the directory and leave nothing of what was synced in it. Of a
     // parent that may not be opened, the creator has to take care.
-    static_cast<void>(files_->sync_directory(parent_of(path)));
-    code = files_->status_of(path, status);
+    static_cast<void>(files.sync_directory(parent_of(path)));
+    code = files.status_of(path, status);
   }
   if (code == -ENOENT) {
     refuse(ErrorKind::missing, path, "the directory does not exist",
@@ -104,27 +82,13 @@ void StoreDirectory::require_directory(const std::string& path, bool create) {
   }
 }
 
-void StoreDirectory::load_or_create(const RegionStoreOptions& options) {
-  if (load()) {
-    require_size(options);
-    return;
-  }
-  if (!lock_->alone()) {
-    refuse(ErrorKind::garbage, path_, "its file store.hpkv was removed while servers use it",
-           "stop them, then start again");
-  }
-  if (!options.create) {
-    refuse(ErrorKind::missing, path_, "there is no store",
-           "start a server with --hpkv-storage-path first");
-  }
-  create(options);
-}
-
-bool StoreDirectory::load() {
-  const std::string path = path_ + "/" + kHeaderName;
+// Nothing when there is no store.
+std::optional<StoreHeader> read_header(const std::shared_ptr<Files>& files,
+                                       const std::string& directory) {
+  const std::string path = directory + "/" + kHeaderName;
   std::vector<std::byte> bytes;
-  const int code = read_file(files_, path, kPage, bytes);
-  if (code == -ENOENT) return false;
+  const int code = read_file(files, path, kPage, bytes);
+  if (code == -ENOENT) return std::nullopt;
   if (code < 0) throw_system("read store header", path, -code);
   StoreHeader header;
   constexpr const char* remedy =
@@ -141,23 +105,22 @@ bool StoreDirectory::load() {
   const bool sane = page_holds(header) && header.region_count >= 1 &&
                     header.region_bytes % kPage == 0 && header.region_bytes <= header.storage_bytes;
   if (!sane) refuse(ErrorKind::garbage, path, "its checksum does not match", remedy);
-  header_ = header;
-  return true;
+  return header;
 }
 
-void StoreDirectory::require_size(const RegionStoreOptions& options) const {
-  if (!options.storage_bytes || *options.storage_bytes == header_.storage_bytes) return;
+void require_size(const StoreHeader& header, const RegionStoreOptions& options) {
+  if (!options.storage_bytes || *options.storage_bytes == header.storage_bytes) return;
   refuse(
-      ErrorKind::size, path_,
-      "it has " + std::to_string(header_.storage_bytes) + " bytes and " +
+      ErrorKind::size, options.directory,
+      "it has " + std::to_string(header.storage_bytes) + " bytes and " +
           std::to_string(*options.storage_bytes) + " were asked for",
       "give no size (or this one), or stop its servers and remove the directory and their pool's");
 }
 
-StoreHeader StoreDirectory::new_header(const RegionStoreOptions& options) const {
+StoreHeader new_header(Files& files, const RegionStoreOptions& options) {
   FileSystemSpace space;
-  const int code = files_->space(path_, space);
-  if (code < 0) throw_system("ask for the free space of", path_, -code);
+  const int code = files.space(options.directory, space);
+  if (code < 0) throw_system("ask for the free space of", options.directory, -code);
   const std::uint64_t stride = round_up_page(std::max<std::uint64_t>(options.block_bytes_hint, 1));
   StoreHeader header;
   header.storage_bytes = options.storage_bytes.value_or(space.available_bytes / 2);
@@ -166,10 +129,10 @@ StoreHeader StoreDirectory::new_header(const RegionStoreOptions& options) const 
                region_bytes_for(2, stride));
   const std::uint64_t least = kStoreHeadBytes + kRegionsMin * header.region_bytes;
   if (header.storage_bytes < least) {
-    refuse(ErrorKind::size, path_,
+    refuse(ErrorKind::size, options.directory,
            "a new store would have " + std::to_string(header.storage_bytes) +
-               " bytes, and with blocks of " + std::to_string(options.block_bytes_hint) +
-               " bytes it has at least " + std::to_string(least),
+               " bytes, and with blocks of " + std::to_string(stride) + " bytes it has at least " +
+               std::to_string(least),
            "give it more (--hpkv-storage-size)");
   }
   header.region_count = static_cast<std::uint32_t>(std::min<std::uint64_t>(
@@ -183,12 +146,61 @@ StoreHeader StoreDirectory::new_header(const RegionStoreOptions& options) const 
   return header;
 }
 
+}  // namespace
+
+void check_place(const RegionStoreOptions& options, const std::shared_ptr<Files>& files) {
+  require_directory(*files, options.directory, options.create);
+  static_cast<void>(open_lock_file(files, options.directory));
+  if (const auto header = read_header(files, options.directory)) {
+    require_size(*header, options);
+  } else {
+    static_cast<void>(new_header(*files, options));
+  }
+}
+
+StoreDirectory::StoreDirectory(const RegionStoreOptions& options, const PoolInfo& pool,
+                               std::shared_ptr<Files> files)
+    : files_(std::move(files)),
+      path_(options.directory),
+      namespaces_(files_, options.directory + "/namespaces") {
+  require_directory(*files_, path_, options.create);
+  lock_.emplace(files_, path_, pool, options.takeover_wait_ns);
+  load_or_create(options);
+  require_directory(*files_, regions_path(), true);
+  require_directory(*files_, namespaces_.directory(), true);
+  if (lock_->alone()) remove_strays();
+  direct_ = probe_direct();
+}
+
+std::string StoreDirectory::region_path(std::uint32_t region) const {
+  std::array<char, 32> name{};
+  std::snprintf(name.data(), name.size(), "/%05u.hpkv", region);
+  return regions_path() + name.data();
+}
+
+void StoreDirectory::load_or_create(const RegionStoreOptions& options) {
+  if (const auto header = read_header(files_, path_)) {
+    require_size(*header, options);
+    header_ = *header;
+    return;
+  }
+  if (!lock_->alone()) {
+    refuse(ErrorKind::garbage, path_, "its file store.hpkv was removed while servers use it",
+           "stop them, then start again");
+  }
+  if (!options.create) {
+    refuse(ErrorKind::missing, path_, "there is no store",
+           "start a server with --hpkv-storage-path first");
+  }
+  create(options);
+}
+
 void StoreDirectory::create(const RegionStoreOptions& options) {
-  header_ = new_header(options);
+  header_ = new_header(*files_, options);
   created_ = true;
   // Region files without a header are of a store that is gone: nothing can tell what they hold, and
   // they would come on top of the size.
-  require_directory(regions_path(), true);
+  require_directory(*files_, regions_path(), true);
   std::vector<std::string> names;
   if (files_->list(regions_path(), names) == 0) {
     for (const std::string& name : names) {

@@ -18,6 +18,9 @@
 
 namespace hpkv::disk {
 
+// As Store::check_place says; takes no lock.
+void check_place(const RegionStoreOptions& options, const std::shared_ptr<Files>& files);
+
 class StoreDirectory {
  public:
   // Enters the store (nobody else can until settle()), creating it if need be. Throws as
@@ -40,12 +43,8 @@ class StoreDirectory {
   [[nodiscard]] const NamespaceFiles& namespaces() const noexcept { return namespaces_; }
 
  private:
-  void require_directory(const std::string& path, bool create);
   void load_or_create(const RegionStoreOptions& options);
-  [[nodiscard]] bool load();
-  [[nodiscard]] StoreHeader new_header(const RegionStoreOptions& options) const;
   void create(const RegionStoreOptions& options);
-  void require_size(const RegionStoreOptions& options) const;
   void remove_strays();
   [[nodiscard]] bool probe_direct();
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "disk/demoter.h"
+#include "disk/directory.h"
 #include "disk/keeper.h"
 #include "disk/promoter.h"
 #include "disk/tier.h"
@@ -24,6 +25,21 @@ std::uint32_t regions_in(const Catalog& catalog, RegionState state) {
     count += catalog.region(i).state == state ? 1 : 0;
   }
   return count;
+}
+
+RegionStoreOptions region_options(const StoreOptions& options) {
+  RegionStoreOptions out;
+  out.directory = options.directory;
+  out.storage_bytes = options.storage_bytes;
+  out.block_bytes_hint = options.block_bytes;
+  out.create = options.create;
+  out.takeover_wait_ns = options.takeover_wait_ns;
+  out.clock = options.clock;
+  return out;
+}
+
+std::shared_ptr<Files> files_of(const StoreOptions& options) {
+  return options.files ? options.files : system_files();
 }
 
 }  // namespace
@@ -70,17 +86,13 @@ Store::~Store() {
   }
 }
 
+void Store::check_place(const StoreOptions& options) {
+  disk::check_place(region_options(options), files_of(options));
+}
+
 std::unique_ptr<Store> Store::open(std::shared_ptr<Pool> pool, const StoreOptions& options) {
   auto catalog = std::make_shared<Catalog>(pool);
-  RegionStoreOptions files;
-  files.directory = options.directory;
-  files.storage_bytes = options.storage_bytes;
-  files.block_bytes_hint = options.block_bytes;
-  files.create = options.create;
-  files.takeover_wait_ns = options.takeover_wait_ns;
-  files.clock = options.clock;
-  auto store =
-      RegionStore::open(pool, catalog, files, options.files ? options.files : system_files());
+  auto store = RegionStore::open(pool, catalog, region_options(options), files_of(options));
   auto tier = std::make_shared<Tier>(std::move(pool), std::move(catalog), std::move(store),
                                      options.clock, options.min_uses);
   if (!tier->store->info().notice.empty()) tier->notices->say(tier->store->info().notice);

@@ -64,6 +64,10 @@ class Store {
   // Throws Error as RegionStore::open does. May block some seconds.
   [[nodiscard]] static std::unique_ptr<Store> open(std::shared_ptr<Pool> pool,
                                                    const StoreOptions& options);
+  // Throws what open() would throw as far as it can be seen without a pool: the directory, its
+  // owner, that it can be written, the version and size of what is there. Makes the directory and
+  // its lock's file. May block on the disk.
+  static void check_place(const StoreOptions& options);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;

@@ -14,6 +14,7 @@
 namespace hpkv::disk {
 namespace {
 
+constexpr const char* kLockName = "/LOCK";
 constexpr std::uint64_t kAttachedByte = 0;
 constexpr std::uint64_t kEntryByte = 1;
 constexpr std::int64_t kEntryWaitNs = 10 * kSecond;
@@ -33,34 +34,36 @@ void pause_briefly() noexcept {
 
 }  // namespace
 
-StoreLock::StoreLock(std::shared_ptr<Files> files, const std::string& directory,
-                     const PoolInfo& pool, std::int64_t takeover_wait_ns)
-    : files_(std::move(files)),
-      path_(directory + "/LOCK"),
-      uuid_(pool.uuid),
-      pool_path_(pool.path) {
-  open_file(directory);
-  wait_for_entry();
-  take_attachment(takeover_wait_ns);
-}
-
-void StoreLock::open_file(const std::string& directory) {
-  file_ = FileHandle(files_, files_->open(path_, {.write = true, .create = true}));
-  if (!file_.valid()) {
-    if (file_.get() == -ELOOP) {
-      throw Error(ErrorKind::owner, "open store " + path_ + ": it is a symbolic link; remove it");
+FileHandle open_lock_file(const std::shared_ptr<Files>& files, const std::string& directory) {
+  const std::string path = directory + kLockName;
+  FileHandle file(files, files->open(path, {.write = true, .create = true}));
+  if (!file.valid()) {
+    if (file.get() == -ELOOP) {
+      throw Error(ErrorKind::owner, "open store " + path + ": it is a symbolic link; remove it");
     }
-    throw_system("open store lock", path_, -file_.get());
+    throw_system("open store lock", path, -file.get());
   }
   FileStatus status;
-  const int code = files_->status(file_.get(), status);
-  if (code < 0) throw_system("stat store lock", path_, -code);
+  const int code = files->status(file.get(), status);
+  if (code < 0) throw_system("stat store lock", path, -code);
   if (status.kind != FileKind::file || status.user != ::geteuid() || (status.mode & 077U) != 0) {
     throw Error(ErrorKind::owner, "open store " + directory +
                                       ": its file LOCK is not a file of this user alone (user " +
                                       std::to_string(status.user) +
                                       "); choose a directory of your own (--hpkv-storage-path)");
   }
+  return file;
+}
+
+StoreLock::StoreLock(std::shared_ptr<Files> files, const std::string& directory,
+                     const PoolInfo& pool, std::int64_t takeover_wait_ns)
+    : files_(std::move(files)),
+      path_(directory + kLockName),
+      uuid_(pool.uuid),
+      pool_path_(pool.path),
+      file_(open_lock_file(files_, directory)) {
+  wait_for_entry();
+  take_attachment(takeover_wait_ns);
 }
 
 void StoreLock::wait_for_entry() {

@@ -17,6 +17,11 @@
 
 namespace hpkv::disk {
 
+// The file LOCK of a store's directory, for writing, made if absent; without any lock. Throws
+// Error: owner, system.
+[[nodiscard]] FileHandle open_lock_file(const std::shared_ptr<Files>& files,
+                                        const std::string& directory);
+
 class StoreLock {
  public:
   // Waits until nobody else is entering, then tries to have the store alone, for `takeover_wait_ns`
@@ -38,7 +43,6 @@ class StoreLock {
   void release() noexcept { file_.reset(); }
 
  private:
-  void open_file(const std::string& directory);
   void wait_for_entry();
   void take_attachment(std::int64_t takeover_wait_ns);
   [[nodiscard]] std::string read_text();

@@ -32,6 +32,8 @@ std::unique_ptr<Pool> Pool::open(const PoolOptions& options) {
   return std::unique_ptr<Pool>(new Pool(std::move(impl)));
 }
 
+void Pool::check_place(const PoolOptions& options) { shm::check_place(options); }
+
 Pool::~Pool() {
   close();
   // In a forked child nothing of ours may be taken apart: its mutexes and its thread are the

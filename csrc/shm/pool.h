@@ -119,6 +119,10 @@ class Pool {
   // bounded number of bytes whatever the pool's size. May block up to 10 s while another process
   // creates the pool.
   [[nodiscard]] static std::unique_ptr<Pool> open(const PoolOptions& options);
+  // Throws what open() would throw at this moment, without attaching: the directory, its owner, the
+  // pool that is there, the room for a new one. Makes the directory and nothing else. May block as
+  // open() does.
+  static void check_place(const PoolOptions& options);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

@@ -277,6 +277,20 @@ bool reserve_memory(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept 
   return true;
 }
 
+void check_place(const PoolOptions& options) {
+  const UniqueFd directory = open_directory(options);
+  const std::string path = options.directory + "/" + kPoolFileName;
+  lock_directory(directory.get(), options.directory);
+  std::uint64_t unit = kPageBytes;
+  static_cast<void>(on_memory_file_system(directory.get(), unit));
+  UniqueFd fd = open_file(directory.get(), path);
+  std::string notice;
+  if (fd.valid()) fd = judge_existing(std::move(fd), options, path, unit, notice);
+  if (fd.valid()) return;
+  require_space(directory.get(), options.directory, wanted_bytes(options, unit),
+                memory_limits(options.proc_root, options.cgroup_root));
+}
+
 PoolFile attach(const PoolOptions& options) {
   const UniqueFd directory = open_directory(options);
   const std::string path = options.directory + "/" + kPoolFileName;

@@ -53,6 +53,9 @@ struct PoolFile {
   std::uint32_t generation = 0;  // of our client slot
 };
 
+// As Pool::check_place says.
+void check_place(const PoolOptions& options);
+
 // Finds or creates the file, takes a slot. Throws Error.
 [[nodiscard]] PoolFile attach(const PoolOptions& options);
 

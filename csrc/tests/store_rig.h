@@ -28,6 +28,16 @@ struct StorePlace {
   std::function<std::int64_t()> clock = &now_ns;
 };
 
+inline disk::RegionStoreOptions region_options(const StorePlace& place) {
+  disk::RegionStoreOptions options;
+  options.directory = place.directory;
+  options.storage_bytes = place.bytes;
+  options.block_bytes_hint = place.block_bytes;
+  options.takeover_wait_ns = 0;
+  options.clock = place.clock;
+  return options;
+}
+
 // The store of a folder, beside its pool.
 inline StorePlace place_in(const Folder& folder) { return {.directory = folder.path() + "/store"}; }
 
@@ -56,13 +66,7 @@ struct StoreSide {
       : block_bytes(place.block_bytes),
         pool(Pool::open(pool_options)),
         catalog(std::make_shared<disk::Catalog>(pool)) {
-    disk::RegionStoreOptions options;
-    options.directory = place.directory;
-    options.storage_bytes = place.bytes;
-    options.block_bytes_hint = place.block_bytes;
-    options.takeover_wait_ns = 0;
-    options.clock = place.clock;
-    store = disk::RegionStore::open(pool, catalog, options, place.files);
+    store = disk::RegionStore::open(pool, catalog, region_options(place), place.files);
     index = pool->add_namespace(identity(name), {}, place.block_bytes);
   }
 

@@ -5,18 +5,59 @@
 #include <atomic>
 #include <thread>
 
+#include "disk/directory.h"
+#include "tests/faulty_files.h"
 #include "tests/store_rig.h"
 
 namespace hpkv::test {
 
+// What a look says, which knows of no pool; `argument` when it has nothing against the place.
+Error looked_at(const StorePlace& place) {
+  try {
+    disk::check_place(region_options(place), place.files);
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorKind::argument, ""};
+}
+
+// How a store is refused: in the same words by a look at its place.
 ErrorKind refusal(const PoolOptions& options, const StorePlace& place) {
+  const Error looked = looked_at(place);
   try {
     const StoreSide side(options, place);
   } catch (const Error& error) {
     CHECK(std::string(error.what()).find("; ") != std::string::npos);  // has a remedy
+    CHECK(looked.kind() == error.kind() && std::string(looked.what()) == error.what());
     return error.kind();
   }
   return ErrorKind::argument;  // opened
+}
+
+TEST(a_look_at_a_place_makes_no_store_and_disturbs_none) {
+  const Folder folder;
+  const StorePlace place = place_in(folder);
+  CHECK(looked_at(place).kind() == ErrorKind::argument);
+  CHECK(!std::filesystem::exists(place.directory + "/store.hpkv"));
+  const auto keys = random_keys(2);
+  StoreSide side(folder.options(), place);
+  CHECK(side.store->info().created && side.append(keys).written == 2);
+  CHECK(looked_at(place).kind() == ErrorKind::argument);
+  const StoreSide second(folder.options(), place);  // no lock was left
+  CHECK(!second.store->info().took_over && side.count_served(keys) == 2);
+}
+
+TEST(a_directory_that_cannot_be_written_is_refused_by_a_look) {
+  const Folder folder;
+  static_cast<void>(left_behind(folder, 1));
+  StorePlace place = place_in(folder);
+  const auto files = std::make_shared<FaultyFiles>(disk::system_files());
+  files->fail(FileCall::open, EROFS, "LOCK");
+  place.files = files;
+  const Error looked = looked_at(place);
+  CHECK(looked.kind() == ErrorKind::system);
+  CHECK(std::string(looked.what()).find(place.directory) != std::string::npos);
+  CHECK(std::string(looked.what()).find("; mount it writable") != std::string::npos);
 }
 
 TEST(a_second_pool_is_refused_while_the_first_lives_and_welcome_afterwards) {

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hpkv_sglang._core import CorePoolError, Pool
+from hpkv_sglang._core import Pool
 from hpkv_sglang.config import default_pool_directory, environment_value
-from hpkv_sglang.errors import PoolError
+from hpkv_sglang.pool import translated
 
-__all__ = ["attached", "default_directory", "translated"]
+__all__ = ["attached", "default_directory"]
 
 
 def default_directory() -> str:
@@ -22,16 +22,6 @@ def default_directory() -> str:
     Raises ConfigError when the environment is malformed.
     """
     return environment_value("pool_directory") or default_pool_directory()
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """What the core raises about pools, as the package's own PoolError."""
-    try:
-        yield
-    except CorePoolError as error:
-        kind, message = error.args
-        raise PoolError(kind, message) from error
 
 
 @contextmanager

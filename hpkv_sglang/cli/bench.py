@@ -23,8 +23,8 @@ from typing import Any
 from rich.table import Table
 
 from hpkv_sglang._core import KeyBatch, Pool
-from hpkv_sglang.cli.attachment import translated
 from hpkv_sglang.errors import PoolError
+from hpkv_sglang.pool import translated
 from hpkv_sglang.pool.storage import open_store
 
 __all__ = ["bench_table", "measure_disk", "measure_pool"]

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hpkv_sglang._core import Pool, Store
-from hpkv_sglang.cli.attachment import translated
 from hpkv_sglang.config import environment_value
 from hpkv_sglang.errors import ConfigError, PoolError
+from hpkv_sglang.pool import translated
 from hpkv_sglang.pool.storage import open_store
 
 __all__ = ["attached_store", "default_storage", "verify_store"]

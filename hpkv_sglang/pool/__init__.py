@@ -12,14 +12,26 @@ forked child must open its own.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from hpkv_sglang._core import CorePoolError, KeyBatch, KeyScope, Lease, Pool
+from hpkv_sglang._core import CorePoolError, KeyBatch, KeyScope, Lease, Pool, Store
 from hpkv_sglang.config import Settings, VerifyPolicy
 from hpkv_sglang.errors import PoolError
 
-__all__ = ["KeyBatch", "KeyScope", "Lease", "Pool", "open_pool"]
+__all__ = ["KeyBatch", "KeyScope", "Lease", "Pool", "check_places", "open_pool", "translated"]
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What the core raises about pools and stores, as the package's own PoolError."""
+    try:
+        yield
+    except CorePoolError as error:
+        kind, message = error.args
+        raise PoolError(kind, message) from error
 
 
 def open_pool(settings: Settings) -> Pool:
@@ -27,15 +39,12 @@ def open_pool(settings: Settings) -> Pool:
 
     A size that was not given adopts the pool's. Raises PoolError; its message names the remedy.
     """
-    try:
+    with translated():
         pool = Pool.open(
             settings.pool_directory,
             pool_bytes=settings.pool_bytes,
             verify_always=settings.verify is VerifyPolicy.ALWAYS,
         )
-    except CorePoolError as error:
-        kind, message = error.args
-        raise PoolError(kind, message) from error
     if pool.notice:
         logger.warning("hpkv: %s", pool.notice)
     if not pool.in_memory:
@@ -45,3 +54,15 @@ def open_pool(settings: Settings) -> Pool:
             pool.path,
         )
     return pool
+
+
+def check_places(settings: Settings) -> None:
+    """Raise what opening pool and store would raise, as far as it shows before the model is loaded.
+
+    Makes their directories; attaches to nothing. May block: on the disk, and up to 10 s while
+    another process creates the pool. Raises PoolError; its message names the remedy.
+    """
+    with translated():
+        Pool.check_place(settings.pool_directory, pool_bytes=settings.pool_bytes)
+        if settings.storage_directory is not None:
+            Store.check_place(settings.storage_directory, storage_bytes=settings.storage_bytes)

@@ -14,9 +14,9 @@ import logging
 import threading
 from typing import Self
 
-from hpkv_sglang._core import CorePoolError, Pool, Store
+from hpkv_sglang._core import Pool, Store
 from hpkv_sglang.config import Settings
-from hpkv_sglang.errors import PoolError
+from hpkv_sglang.pool import translated
 
 __all__ = ["Storage", "open_store"]
 
@@ -34,7 +34,7 @@ def open_store(
     `block_bytes` sizes the regions of a new store. Without `background` no thread demotes,
     recovers or tidies: for commands that only look. Raises PoolError; its message names the remedy.
     """
-    try:
+    with translated():
         return Store.open(
             pool,
             directory,
@@ -42,9 +42,6 @@ def open_store(
             block_bytes=block_bytes,
             background=background,
         )
-    except CorePoolError as error:
-        kind, message = error.args
-        raise PoolError(kind, message) from error
 
 
 class Storage:

@@ -15,7 +15,7 @@ import pytest
 
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server, ServerConfig, ServerStartError
-from tests.e2e.support import ask, cacheable, pool_directory, prompts
+from tests.e2e.support import ask, cacheable, pool_directory, prompts, tiered
 
 pytestmark = pytest.mark.server
 
@@ -130,12 +130,14 @@ def test_an_engine_is_turned_on_by_the_environment(
         (("--speculative-algorithm", "NGRAM"), "speculative decoding (draft KV)"),
         (("--enable-hierarchical-cache",), "HiCache"),
         (("--hpkv-mem-pool-size", "64mb"), "Use a positive number with k, m, g or t"),
+        (("--hpkv-mem-pool-size", "900t"), "ask for a smaller pool"),
+        (("--hpkv-storage-path", "/no/such/store"), "make that one, or choose another"),
     ],
 )
 def test_a_refusal_ends_the_start_with_one_clear_error(
-    flags: tuple[str, ...], said: str, llama_checkpoint: Path
+    flags: tuple[str, ...], said: str, llama_checkpoint: Path, pool: Path
 ) -> None:
-    server = Server(ServerConfig(model=llama_checkpoint, flags=("--enable-hpkv", *flags)))
+    server = Server(tiered(llama_checkpoint, pool, *flags))
     with pytest.raises(ServerStartError), server:
         pass
     assert said in server.log_text()

@@ -37,13 +37,15 @@ class Done(NamedTuple):
 
 
 class FreshProcesses:
-    """The warm process. Use as a context manager; `path` comes first on the programs' path."""
+    """The warm process. Use as a context manager; `path` comes first on the programs' path, and
+    `environment` is what all of them find.
+    """
 
-    def __init__(self, path: str, platform: str) -> None:
+    def __init__(self, path: str, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HPKV_", "SGLANG_"))}
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env={**inherited, "PYTHONPATH": path, "SGLANG_PLATFORM": platform},
+            env={**inherited, "PYTHONPATH": path, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from fresh_process import FreshProcesses
 
+from hpkv_sglang._core import Pool, Store
+
 pytest.importorskip("sglang")
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +73,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def warm(site: Path) -> Iterator[FreshProcesses]:
-    with FreshProcesses(f"{site}{os.pathsep}{ROOT}", platform="hpkv_cpu") as processes:
+    """Where a pool is to be is looked at before anything starts: here there is room for one."""
+    with FreshProcesses(
+        f"{site}{os.pathsep}{ROOT}",
+        SGLANG_PLATFORM="hpkv_cpu",
+        HPKV_SHARE_MEM_FILE_PATH=str(site / "pool"),
+        HPKV_KV_MEM_POOL_SIZE="16m",
+    ) as processes:
         yield processes
 
 
@@ -168,12 +176,30 @@ print("RESULT", found["hpkv"][0].__module__)
         (("--hpkv-verify", "never"), "Use one of epoch, always"),
         (("--hpkv-storage-size", "1g"), "Name the directory"),
         (("--hpkv-cross-tp", "maybe"), "Use one of on, off"),
+        (("--hpkv-mem-pool-size", "900t"), "ask for a smaller pool (--hpkv-mem-pool-size)"),
+        (("--hpkv-share-mem-path", "/no/such/pool"), "make that one, or choose another"),
+        (("--hpkv-storage-path", "/no/such/store"), "make that one, or choose another"),
     ],
 )
 def test_a_refusal_ends_the_start_before_a_model_is_loaded(
     warm: FreshProcesses, site: Path, flags: tuple[str, ...], said: str
 ) -> None:
     assert said in error_of(warm, site, "--enable-hpkv", *flags)
+
+
+def test_a_pool_or_store_of_another_size_ends_the_start_and_stays(
+    warm: FreshProcesses, site: Path, tmp_path: Path
+) -> None:
+    pool, store = tmp_path / "pool", tmp_path / "store"
+    attached = Pool.open(str(pool), pool_bytes=16 << 20)
+    Store.open(attached, str(store), storage_bytes=64 << 20, background=False).close(1.0)
+    attached.close()
+    places = ("--hpkv-share-mem-path", str(pool), "--hpkv-storage-path", str(store))
+    on = (*places, "--enable-hpkv", "--hpkv-mem-pool-size")
+    assert "16777216 bytes and 33554432 were" in error_of(warm, site, *on, "32m")
+    wrong = error_of(warm, site, *on, "16m", "--hpkv-storage-size", "1g")
+    assert "67108864 bytes and 1073741824 were" in wrong
+    assert resolve(warm, site, *on, "16m", "--hpkv-storage-size", "64m")["linker"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def refused(directory: Path, **options: object) -> tuple[str, str]:
     kind, message = caught.value.args
     assert str(directory) in message, "an error names the object"
     assert ";" in message, "an error ends in the remedy"
+    if options.keys() <= {"pool_bytes"} and kind != "slots":
+        with pytest.raises(CorePoolError) as looked:
+            Pool.check_place(str(directory), **options)  # type: ignore[arg-type]
+        assert looked.value.args == (kind, message), "a look says the same"
     return kind, message
 
 
@@ -103,6 +107,18 @@ def test_without_create_a_missing_pool_is_an_error_and_nothing_is_made(directory
     directory.mkdir(mode=0o700)
     assert refused(directory, create=False)[0] == "missing"
     assert not list(directory.iterdir())
+
+
+def test_a_look_at_a_place_makes_the_directory_and_nothing_else(directory: Path) -> None:
+    Pool.check_place(str(directory), pool_bytes=SIZE)
+    assert list(directory.iterdir()) == []
+    pool = Pool.open(str(directory), pool_bytes=SIZE)
+    assert not pool.adopted
+    store_one(pool)
+    clients = pool.stats()["clients"]
+    Pool.check_place(str(directory))
+    Pool.check_place(str(directory), pool_bytes=SIZE)
+    assert pool.stats()["clients"] == clients and is_warm(pool)
 
 
 def test_a_mistyped_parent_is_not_made(directory: Path) -> None:
