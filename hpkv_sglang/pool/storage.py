@@ -5,12 +5,15 @@ by the core's threads: cold blocks are demoted to files, blocks that a waiting r
 promoted back; the index of both is the pool's shared memory.
 
 Threading: `store.lookup` and `store.promote` are for the scheduler thread and never touch the file
-system. The rest may block. One daemon thread waits (without the GIL) for what there is to log.
+system. The rest may block. Two daemon threads: one waits (without the GIL) for what there is to
+log, one removes files for the scheduler thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
 from typing import Self
 
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 _NOTICE_WAIT_S = 3600.0
+# Identities whose files are still to be removed: more only pile up while the disk hangs.
+_DROPS_MAX = 16
 
 
 def open_store(
@@ -45,12 +50,15 @@ def open_store(
 
 
 class Storage:
-    """The open store of one process, and the thread that logs its notices."""
+    """The open store of one process, the thread that logs its notices, and the one that drops."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._log = threading.Thread(target=self._log_notices, name="hpkv-store-log", daemon=True)
         self._log.start()
+        self._drops: queue.Queue[bytes | None] = queue.Queue(_DROPS_MAX)
+        self._drop = threading.Thread(target=self._drop_all, name="hpkv-store-drop", daemon=True)
+        self._drop.start()
 
     @classmethod
     def open(cls, settings: Settings, pool: Pool, block_bytes: int) -> Self | None:
@@ -75,11 +83,22 @@ class Storage:
                 logger.warning("hpkv: %s", notice)
 
     def drop_namespace_soon(self, namespace: bytes) -> None:
-        """Drop its blocks on disk, in a thread of its own: files are removed. Returns at once."""
-        threading.Thread(
-            target=self.store.drop_namespace, args=(namespace,), name="hpkv-store-drop", daemon=True
-        ).start()
+        """Drop its blocks on disk, in a thread: files are removed. Returns at once."""
+        try:
+            self._drops.put_nowait(namespace)
+        except queue.Full:
+            logger.warning(
+                "hpkv: the disk is behind with removing blocks of older weights: those of %s stay "
+                "until they are evicted. Nobody asks for them any more.",
+                namespace.hex()[:12],
+            )
+
+    def _drop_all(self) -> None:
+        while (namespace := self._drops.get()) is not None:
+            self.store.drop_namespace(namespace)
 
     def close(self) -> bool:
         """End the threads. False when one hangs in the disk: the pool must then stay open."""
+        with contextlib.suppress(queue.Full):  # then it hangs, and ends with the process
+            self._drops.put_nowait(None)
         return self.store.close(CLOSE_TIMEOUT_S)
