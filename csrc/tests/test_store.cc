@@ -143,12 +143,12 @@ TEST(a_disk_that_fails_is_left_alone_longer_each_time_and_comes_back_by_itself) 
   rig.pass(3 * kSecond);
   CHECK(refused());
   rig.pass(kSecond);
-  CHECK(rig.own.promoted(keys)->count() == 10);
+  CHECK(rig.own.promote_and_let_go(keys) == 10);
   lines = notices(*rig.own.store);
   CHECK(lines.size() == 1 && lines[0].find("reading works again") != std::string::npos);
   CHECK(rig.own.pool->stats().disk_errors >= 3);
   // And rests shortly again at the next failure.
-  rig.own.pool->clear();
+  CHECK(rig.own.pool->clear() == 10);
   rig.files->fail(FileCall::read, EIO, "/regions/");
   CHECK(rig.own.promoted(keys)->count() == 0);
   rig.pass(kSecond);
@@ -212,30 +212,28 @@ TEST(a_full_pool_driven_from_both_ends_ends_every_ticket) {
   Rig rig;
   std::vector<std::vector<Key>> prefixes;
   for (std::uint64_t seed = 10; seed < 20; ++seed) prefixes.push_back(rig.on_disk_only(30, seed));
-  std::atomic<bool> stop{false};
-  std::thread spiller([&] {
-    for (std::uint64_t seed = 1000; !stop.load(); ++seed)
-      static_cast<void>(put_one(*rig.own.pool, rig.own.index, random_keys(1, seed)[0]));
-  });
-  std::thread demoter([&] {
-    while (!stop.load()) static_cast<void>(rig.own.store->demote_round());
-  });
   std::size_t came = 0;
-  for (int round = 0; round < 5; ++round) {
-    std::vector<std::shared_ptr<PromoteTicket>> tickets;
-    for (const auto& keys : prefixes)
-      tickets.push_back(rig.own.store->promote(rig.own.index, keys));
-    for (const auto& ticket : tickets) {
-      CHECK(ticket->wait(kLong));
-      came += ticket->count();
-      for (std::size_t i = 0; i < ticket->count(); ++i)
-        CHECK(holds(*rig.own.pool, ticket->keys()[i], kBlock));
-      ticket->release();
+  {
+    const std::jthread spiller([&](const std::stop_token& stop) {
+      for (std::uint64_t seed = 1000; !stop.stop_requested(); ++seed)
+        static_cast<void>(put_one(*rig.own.pool, rig.own.index, random_keys(1, seed)[0]));
+    });
+    const std::jthread demoter([&](const std::stop_token& stop) {
+      while (!stop.stop_requested()) static_cast<void>(rig.own.store->demote_round());
+    });
+    for (int round = 0; round < 5; ++round) {
+      std::vector<std::shared_ptr<PromoteTicket>> tickets;
+      for (const auto& keys : prefixes)
+        tickets.push_back(rig.own.store->promote(rig.own.index, keys));
+      for (const auto& ticket : tickets) {
+        CHECK(ticket->wait(kLong));
+        came += ticket->count();
+        for (std::size_t i = 0; i < ticket->count(); ++i)
+          CHECK(holds(*rig.own.pool, ticket->keys()[i], kBlock));
+        ticket->release();
+      }
     }
   }
-  stop.store(true);
-  spiller.join();
-  demoter.join();
   CHECK(came > 0);
   require_sound(*rig.own.pool);
 }

@@ -74,6 +74,13 @@ struct Rig {
       CHECK(ticket->wait(kLong));
       return ticket;
     }
+    // How many came; none is pinned any more. (A reading thread may hold a ticket a little longer
+    // than whoever waited for it.)
+    std::size_t promote_and_let_go(std::span<const Key> keys) {
+      const auto ticket = promoted(keys);
+      ticket->release();
+      return ticket->count();
+    }
   };
   // With threads in the background.
   disk::StoreOptions store_options() {
