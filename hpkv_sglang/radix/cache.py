@@ -101,11 +101,17 @@ class HpkvRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if rids:
             self.failed_load_reqs = tuple(req for req in reqs if req.rid in rids)
             for req in self.failed_load_reqs:
+                req.hpkv_skipped_insert = req.skip_radix_cache_insert
                 req.skip_radix_cache_insert = True
                 req.hpkv_recompute = True  # not from the tiers again
         return []
 
-    # ---- weights ----
+    # ---- pauses and weights ----
+
+    def let_go(self) -> None:
+        """Give back what is pinned for requests in the queue."""
+        if self.linker is not None:
+            self.linker.let_go()
 
     def suspend(self, reason: str) -> None:
         """Close the tiers: no lookup, no spill, until `reset` finds a `reopen` to honour.

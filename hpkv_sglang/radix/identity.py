@@ -74,6 +74,7 @@ _NUMERIC_SETTINGS = (
     "bf16_gemm_backend",
     "context_length",
     "decode_attention_backend",
+    "deepep_dispatcher_output_dtype",
     "device",
     "enable_deterministic_inference",
     "enable_fused_qk_norm_rope",
@@ -81,6 +82,8 @@ _NUMERIC_SETTINGS = (
     "enable_precise_embedding_interpolation",
     "enable_quant_communications",
     "enable_tf32_matmul",
+    "enable_w4a4_mxfp4_megamoe",
+    "flashinfer_a2a_dispatch_type",
     "flashinfer_mxfp4_moe_precision",
     "fp4_gemm_runner_backend",
     "fp8_gemm_runner_backend",
@@ -91,6 +94,7 @@ _NUMERIC_SETTINGS = (
     "model_impl",
     "model_loader_extra_config",
     "modelopt_quant",
+    "moe_a2a_backend",
     "moe_runner_backend",
     "prefill_attention_backend",
     "prefill_kv_cache_dequant_dtype",
@@ -99,7 +103,7 @@ _NUMERIC_SETTINGS = (
     "triton_attention_reduce_in_fp32",
 )
 # Values that say "SGLang's choice"; not worth a word.
-_UNSET: tuple[object, ...] = (None, False, "", "auto", "default", {}, "{}")
+_UNSET: tuple[object, ...] = (None, False, "", "auto", "default", "none", {}, "{}")
 
 
 @dataclass(frozen=True, kw_only=True)

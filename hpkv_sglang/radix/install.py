@@ -47,7 +47,8 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             recompute.get_next_batch_to_run,
             HookType.AROUND,
         ),
-        Hook(_SCHEDULER + "process_batch_result", recompute.process_batch_result),
+        Hook(_SCHEDULER + "pause_generation", recompute.pause_generation, HookType.AROUND),
+        Hook(_SCHEDULER + "process_batch_result", recompute.process_batch_result, HookType.AROUND),
         *keys.hooks(),
         *weights.hooks(),
     )

@@ -93,12 +93,30 @@ REFUSALS = (
     Refusal(
         "disaggregation_mode",
         "--disaggregation-mode",
-        "the decode side of prefill-decode disaggregation",
-        lambda value: value == "decode",
+        "prefill-decode disaggregation, which schedules on a path of its own",
+        lambda value: value not in _NONE,
     ),
     Refusal("enable_pd_role_switch", "--enable-pd-role-switch", "a role that can change", _given),
     Refusal("encoder_only", "--encoder-only", "an encoder without a KV cache", _given),
     Refusal("dllm_algorithm", "--dllm-algorithm", "diffusion language models", _given),
+    Refusal(
+        "enable_return_routed_experts",
+        "--enable-return-routed-experts",
+        "routed experts of cached tokens, which SGLang keeps by device slot",
+        _given,
+    ),
+    Refusal(
+        "enable_return_indexer_topk",
+        "--enable-return-indexer-topk",
+        "index choices of cached tokens, which SGLang keeps by device slot",
+        _given,
+    ),
+    Refusal(
+        "kv_canary",
+        "--kv-canary",
+        "a canary for every device slot, which loads do not write",
+        lambda value: value not in _NONE,
+    ),
     Refusal("enable_hisparse", "--enable-hisparse", "HiSparse", _given),
     Refusal(
         "enable_kv_cache_sharding", "--enable-kv-cache-sharding", "sharded KV of one page", _given

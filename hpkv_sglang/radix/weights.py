@@ -6,6 +6,8 @@ Owns: `WeightWatch`, the hooks on SGLang's weight updater.
     update_weights_from_disk P        suspend, arm content(P)   in the reset of its flush
     update_weights_from_* (pushed)    suspend, arm private      in the reset of its flush
     begin_weight_update               suspend, arm private      at the next reset
+    end_weight_update                 as begin, if a flush      in a flush of ours
+                                      opened them since
     release_memory_occupation         suspend                   in the flush after resume
 
 Memory released without a backup loses the weights, and makes their version private.
@@ -15,7 +17,8 @@ the old KV lives, and an update that failed half-way comes back under a version 
 
 Invariants: the tiers are closed before the first weight changes. The version is the content of the
 files when the update replaced every tensor from files, so returning to earlier weights finds their
-blocks again; else it is private, and equal on all ranks of a replica, which see the same updates.
+blocks again; else it is private, and equal on all ranks of a replica, which see the same updates
+and count each, whatever one of them can read of it.
 
 Threading: the scheduler's thread.
 """
@@ -67,6 +70,7 @@ class WeightWatch:
             "update_weights_from_tensor": self.pushed_in_session,
             "update_weights_from_ipc": self.pushed,
             "begin_weight_update": self.begin,
+            "end_weight_update": self.end,
             "release_memory_occupation": self.release,
             "resume_memory_occupation": self.resume,
         }
@@ -105,6 +109,19 @@ class WeightWatch:
         self._close(updater.scheduler.tree_cache, "begin_weight_update", self._private(updater))
         return original(updater, request)
 
+    def end(self, original: Original, updater: Any, request: Any) -> Any:
+        """AROUND end_weight_update, which may finish the weights: what was computed since a flush
+        inside the session is not what they compute.
+        """
+        tree = updater.scheduler.tree_cache
+        opened = updater._session is not None and tree.tiers.suspended is None
+        if opened:
+            self._close(tree, "end_weight_update", self._private(updater))
+        result = original(updater, request)
+        if opened:
+            _flush(updater)
+        return result
+
     def release(self, original: Original, updater: Any, request: Any) -> Any:
         """AROUND release_memory_occupation, which unmaps KV memory before it flushes.
 
@@ -126,7 +143,7 @@ class WeightWatch:
         if _covers(request, _KV_MEMORY):
             tree = updater.scheduler.tree_cache
             tree.reopen(self._version(tree))
-            updater.flush_cache(empty_cache=False)
+            _flush(updater)
         return result
 
     # ---- versions ----
@@ -149,16 +166,22 @@ class WeightWatch:
         """The version after loading `request.model_path`: private if it may leave old tensors."""
         identity: RankIdentity = updater.scheduler.tree_cache.tiers.identity
         view = view_of(updater.scheduler.server_args)
+        private = self._private(updater)
         if identity.names and weights_of_files(view, request.load_format or "auto"):
             read = read_weights(view, request.model_path)
             if read is not None and read.names == identity.names:
                 return f"content:{read.content}"
-        return self._private(updater)
+        return private
 
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of a process that has one scheduler."""
     return WeightWatch().hooks()
+
+
+def _flush(updater: Any) -> None:
+    if not updater.flush_cache(empty_cache=False):
+        logger.warning("hpkv: requests are running: the tiers stay closed until the next flush")
 
 
 def _covers(request: Any, tag: str) -> bool:

@@ -102,7 +102,14 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         page = self.cache.page_size
         device_pages = result.device_prefix_len // page
         tail_pages = len(key) // page - device_pages
-        if tail_pages <= 0 or self.tiers.suspended or getattr(req, "hpkv_recompute", False):
+        # The leader of a beam search samples before a failed load could be taken out of its batch.
+        plain = getattr(req, "beam_group", None) is None
+        if (
+            tail_pages <= 0
+            or self.tiers.suspended
+            or not plain
+            or getattr(req, "hpkv_recompute", False)
+        ):
             if self.promotions is not None:
                 self.promotions.release_settled(req.rid)
             return result
@@ -247,20 +254,29 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
 
     @property
     def pending(self) -> bool:
-        return bool(self.waiting) or self.tiers.loads.pending
+        """Whether a flush would pull something away. Who waits for blocks is no reason against it:
+        such a request is in SGLang's queue, and a flush while generation is paused keeps those.
+        """
+        return bool(self.tiers.loads.pending)
 
     def suspend(self, reason: str) -> None:
-        """See `HpkvLinker.suspend`; who waits for the disk stops waiting at the next step."""
+        """See `HpkvLinker.suspend`."""
         self.tiers.suspend(reason)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give back what is pinned for requests in the queue: they match again before they run.
+
+        Who waits for the disk stops waiting at the next step, which may be long from now.
+        """
+        for rid in list(self._promises):
+            self._drop_promise(rid)
         if self.promotions is not None:
             self.promotions.clear()
 
     def reset(self) -> None:
-        for rid in list(self._promises):
-            self._drop_promise(rid)
+        self.let_go()
         self.waiting.clear()
-        if self.promotions is not None:
-            self.promotions.clear()
         super().reset()
 
     def release_request(self, rid: str) -> None:

@@ -74,8 +74,9 @@ class Ask:
 class Answer:
     """What the server generated, and where the prompt's KV came from.
 
-    `logprobs` are those of the generated tokens, empty unless asked for. `cached_tokens_details`
-    is SGLang's count per tier, {} when nothing was cached. `ttft_s` is None unless streamed.
+    `logprobs` are those of the generated tokens, empty unless asked for; `input_logprobs` those of
+    the prompt behind `logprob_start_len`. `cached_tokens_details` is SGLang's count per tier, {}
+    when nothing was cached. `ttft_s` is None unless streamed.
     """
 
     output_ids: tuple[int, ...]
@@ -88,6 +89,7 @@ class Answer:
     rid: str
     ttft_s: float | None
     elapsed_s: float
+    input_logprobs: tuple[float, ...] = ()
 
     def cached_on(self, tier: str) -> int:
         """Cached tokens of one tier: "device", "host" or "storage"."""
@@ -145,8 +147,19 @@ class Client:
         self.call("POST", "/abort_request", body)
 
     def flush_cache(self, timeout_s: float = 10.0) -> None:
-        """Empty the device tree; waits so long for running requests. Raises ServerError."""
+        """Empty the device tree. Raises ServerError.
+
+        Waits so long for requests to end; with 0 those in the queue of a paused server may stay.
+        """
         self.call("POST", f"/flush_cache?timeout={timeout_s}")
+
+    def pause(self, mode: str) -> None:
+        """Stop generating: "in_place" or "retract". Requests stay. Raises ServerError."""
+        self.call("POST", "/pause_generation", {"mode": mode})
+
+    def go_on(self) -> None:
+        """End a pause. Raises ServerError."""
+        self.call("POST", "/continue_generation", {})
 
     def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The objects of a server-sent event stream."""
@@ -203,4 +216,5 @@ def _answer(reply: Mapping[str, Any], ttft_s: float | None, elapsed_s: float) ->
         rid=meta["id"],
         ttft_s=ttft_s,
         elapsed_s=elapsed_s,
+        input_logprobs=tuple(entry[0] for entry in (meta.get("input_token_logprobs") or ())[1:]),
     )

@@ -85,6 +85,29 @@ def test_a_failed_load_is_recomputed_and_never_an_error(
     server.kill()
 
 
+@pytest.mark.parametrize("flags", [(), ("--disable-overlap-schedule",)])
+def test_others_in_the_batch_of_a_failed_load_keep_their_input_logprobs(
+    server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, flags: tuple[str, ...]
+) -> None:
+    """SGLang deals out the rows of a batch, and does not count those of a retracted request."""
+    faults: list[Fault] = [{"fail_every": ["load", 2]}, {"delay": ["load", -1, 5000]}]
+    server = start(server_factory, llama_checkpoint, pool, *flags, faults=faults)
+    asks = [
+        ask(tokens, fields={"logprob_start_len": 128})
+        for tokens in prompts(8, 300, seed=60, spread=100)
+    ]
+    references = [server.generate(one) for one in asks]
+    for _ in range(3):
+        server.flush_cache()
+        answers = server.generate_many(asks)
+        for answer, reference in zip(answers, references, strict=True):
+            assert_same_up_to_rounding(answer, reference)
+            assert answer.input_logprobs == pytest.approx(reference.input_logprobs, abs=1e-3)
+            assert len(answer.input_logprobs) == answer.prompt_tokens - 129
+    assert "recomputing" in server.log_text()
+    server.kill()
+
+
 def test_slow_spills_neither_starve_nor_abort(
     server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
 ) -> None:

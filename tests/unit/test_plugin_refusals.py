@@ -23,7 +23,8 @@ VALUES: dict[str, Any] = {
     "speculative_algorithm": "EAGLE",
     "speculative_draft_model_path": "draft",
     "decoupled_spec_role": "verifier",
-    "disaggregation_mode": "decode",
+    "disaggregation_mode": "prefill",
+    "kv_canary": "raise",
     "dllm_algorithm": "LowConfidence",
     "radix_cache_backend": "mine",
     "hicache_storage_backend": "file",
@@ -61,7 +62,8 @@ def test_each_row_names_both_sides(defaults: dict[str, Any], row: refusals.Refus
     [
         ("device", "cpu"),
         ("pp_size", 1),
-        ("disaggregation_mode", "prefill"),
+        ("disaggregation_mode", "null"),
+        ("kv_canary", "none"),
         ("decoupled_spec_role", "null"),
         (
             "unified_cache_external_linker_config",
