@@ -9,11 +9,14 @@ run; the table gives ratios and a few times that they come from:
                    pinned memory of the same number of bytes
     sgl_kernel     SGLang's own transfer kernels on the same pages, where they are installed
     in place       loads that read the registered pool against loads by way of pinned memory, of few
-                   and of many pages: which way a block takes follows from what is registered
+                   and of many pages: which way a block takes follows from what is registered. Where
+                   the driver registered too little, a row says NOT in place
+    1 page         a load of one page against one plain copy of its bytes
     both           a spill and a load at once, against two plain copies on two streams at once
     layer 0        when the first layer of a load may be read, as a share of the whole load
-    product        a bf16 matrix product while another stream is kept busy by copies, against the
-                   product alone
+    product        bf16 matrix products for a quarter of a second, while other streams always have
+                   copies on their way, against the products alone; beside each slowdown, what the
+                   copies moved in that time
     submission     wall time of `spill` of 2,048 pages on the calling thread
     enqueueing     wall time until the engine has enqueued a spill, per page or per span
     stored         wall time until the blocks of a spill are in the pool, checksummed
@@ -29,12 +32,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from cuda_bench import MODELS, PATHS, SUBMITTED, Bench, events, streams_ms
@@ -44,8 +50,11 @@ from report import Report, Spread
 from hpkv_sglang._core import CUDA_RUNTIME
 
 QUESTION = "What do copies cost on a GPU?"
-KERNEL_BLOCKS = 16  # at most: csrc/copy/cuda/device.cu
-PRODUCT_SIZE, PRODUCTS = 8192, 16
+KERNEL_BLOCKS = 16  # at most: csrc/copy/stream/kernels.h
+PRODUCT_SIZE, LEAD = 8192, 16  # products before those that are measured
+WINDOW_MS = 250.0
+IN_FLIGHT = 3
+PRODUCT_ROUNDS_MAX = 5
 
 Figure = tuple[str, str, str]  # label, unit, aim
 
@@ -61,6 +70,7 @@ def one_round(bench: Bench) -> dict[str, float]:
         "plain out": streams_ms(plain.out, stream)[0],
         "plain back": streams_ms(plain.back, stream)[0],
         "plain both": streams_ms(plain.both, stream)[0],
+        "plain back 1": streams_ms(lambda: plain.back(bench.block_bytes), stream)[0],
     }
     if bench.sgl is not None:
         row["sgl out"] = streams_ms(bench.sgl.out, stream)[0]
@@ -68,20 +78,28 @@ def one_round(bench: Bench) -> dict[str, float]:
     row["submission"] = bench.submission()
     row |= {f"load {name}": value for name, value in bench.load("kernel", bench.count).items()}
     for engine, pages in itertools.product(("kernel", "staged"), loads(bench)):
-        row[f"{engine} load {pages}"] = bench.load(engine, pages)["device"]
+        load = bench.load(engine, pages)
+        row[f"{engine} load {pages}"] = load["device"]
+        row[f"{engine} in place {pages}"] = load["in place"]
     for path in PATHS:
         row |= {f"{path} {name}": value for name, value in bench.spill(path).items()}
         row[f"{path} both"] = bench.both(path)
     return row
 
 
-def figures(bench: Bench, ms: dict[str, float]) -> dict[Figure, float]:
+def figures(bench: Bench, ms: dict[str, float], marks: dict[int, str]) -> dict[Figure, float]:
+    """`marks`: what is to be said about loads of so many pages."""
     gigabytes, micros = bench.bytes / 1e6, 1e3 / bench.count
     out: dict[Figure, float] = {
         ("plain D2H", "GB/s", ""): gigabytes / ms["plain out"],
         ("plain H2D", "GB/s", ""): gigabytes / ms["plain back"],
-        ("H2D kernel / plain", "ratio", ">= 0.95"): ms["plain back"] / ms["load device"],
     }
+    out["H2D kernel / plain" + marks[bench.count], "ratio", ">= 0.95"] = (
+        ms["plain back"] / ms["load device"]
+    )
+    out["H2D kernel / plain, 1 page" + marks[1], "ratio", ""] = (
+        ms["plain back 1"] / ms["kernel load 1"]
+    )
     for path in PATHS:
         out["D2H " + path + " / plain", "ratio", ">= 0.95"] = ms["plain out"] / ms[f"{path} device"]
         out["both, " + path + " / plain", "ratio", ""] = ms["plain both"] / ms[f"{path} both"]
@@ -93,8 +111,8 @@ def figures(bench: Bench, ms: dict[str, float]) -> dict[Figure, float]:
             ("H2D kernel / sgl_kernel", "ratio", "> 1"): ms["sgl back"] / ms["load device"],
         }
     for pages in loads(bench):
-        in_place, staged = ms[f"kernel load {pages}"], ms[f"staged load {pages}"]
-        out[f"H2D in place / staged, {pages} pages", "ratio", "> 1"] = staged / in_place
+        ratio = ms[f"staged load {pages}"] / ms[f"kernel load {pages}"]
+        out[f"H2D in place / staged, {pages} pages{marks[pages]}", "ratio", "> 1"] = ratio
     out |= {
         ("D2H kernel / batch", "ratio", ""): ms["batch device"] / ms["kernel device"],
         ("layer 0 / whole load", "ratio", ""): ms["load layer 0"] / ms["load device"],
@@ -108,10 +126,17 @@ def figures(bench: Bench, ms: dict[str, float]) -> dict[Figure, float]:
 
 
 def measure_copies(report: Report, bench: Bench, name: str, rounds: int) -> None:
+    bench.warm_up()
     with torch.cuda.stream(bench.stream):
-        for _ in range(2):  # every place of the pool and every kernel has been touched
-            one_round(bench)
-        rows = [figures(bench, one_round(bench)) for _ in range(rounds)]
+        one_round(bench)  # every kernel has run
+        times = [one_round(bench) for _ in range(rounds)]
+    marks = {
+        pages: ""
+        if all(ms[f"kernel in place {pages}"] == pages for ms in times)
+        else ", NOT in place"
+        for pages in loads(bench)
+    }
+    rows = [figures(bench, ms, marks) for ms in times]
     for label, unit, aim in rows[0]:
         values = Spread.of(row[label, unit, aim] for row in rows)
         report.add(f"{name} {label}", values, unit, aim=aim)
@@ -120,80 +145,142 @@ def measure_copies(report: Report, bench: Bench, name: str, rounds: int) -> None
 # ---- what the forward pass notices ----
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """`submit` starts a copy on the current stream and returns what waits for its end. The bytes
+    are those moved so far, give or take the copies on their way."""
+
+    submit: Callable[[], Callable[[], object]]
+    moved_bytes: Callable[[], int]
+
+
 @contextmanager
-def kept_busy(work: Callable[[], None]) -> Iterator[None]:
-    """`work`, again and again, on a thread and a stream of its own."""
-    stop = threading.Event()
+def kept_busy(bench: Bench, traffic: Traffic) -> Iterator[None]:
+    """Copies on a thread and a stream of their own, always `IN_FLIGHT` of them on their way."""
+    stop, flowing = threading.Event(), threading.Event()
 
     def run() -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            while not stop.is_set():
-                work()
+        ends: deque[Callable[[], object]] = deque()
+        try:
+            with torch.cuda.stream(bench.busy):
+                while not stop.is_set():
+                    ends.append(traffic.submit())
+                    if len(ends) > IN_FLIGHT:
+                        ends.popleft()()
+                        flowing.set()
+                for end in ends:
+                    end()
+        finally:
+            flowing.set()
 
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run)
         try:
+            flowing.wait()
             yield
         finally:
             stop.set()
         running.result()
 
 
-def copies_meanwhile(bench: Bench) -> dict[str, Callable[[], None]]:
-    """Each submits several copies and waits for them on its own thread."""
+def spills(bench: Bench, path: str) -> Traffic:
+    copies = bench.engines[path]
+    return Traffic(
+        lambda: copies.spill(bench.fresh_keys(), bench.spilled).wait,
+        lambda: copies.stats()["spilled_bytes"],
+    )
 
-    def spill(path: str) -> None:
-        for _ in range(2):
-            bench.engines[path].spill(bench.fresh_keys(), bench.spilled)
-        bench.engines[path].quiesce()
 
-    def load() -> None:
-        for _ in range(2):
-            bench.engines["kernel"].load(bench.pool.pin(bench.keys), bench.loaded)
-        bench.engines["kernel"].quiesce()
+def kernel_loads(bench: Bench) -> Traffic:
+    copies = bench.engines["kernel"]
 
-    def plain() -> None:
+    def submit() -> Callable[[], object]:
+        ticket = copies.load(bench.pool.pin(bench.keys), bench.loaded)
+
+        def end() -> None:
+            if not ticket.wait():
+                raise RuntimeError("a load failed")
+            bench.busy.synchronize()  # behind this load, and not behind the next ones
+
+        return end
+
+    return Traffic(submit, lambda: copies.stats()["loaded_bytes"])
+
+
+def plain_copies(bench: Bench) -> Traffic:
+    moved: list[int] = []
+
+    def submit() -> Callable[[], object]:
         bench.plain.out()
         bench.plain.back()
-        torch.cuda.current_stream().synchronize()
+        event = torch.cuda.Event(blocking=True)
+        event.record()
 
-    return {
-        "plain copies": plain,
-        "spills, batch": lambda: spill("batch"),
-        "spills, kernel": lambda: spill("kernel"),
-        "loads, kernel": load,
-    }
+        def end() -> None:
+            event.synchronize()
+            moved.append(2 * bench.bytes)
+
+        return end
+
+    return Traffic(submit, lambda: sum(moved))
+
+
+class Products:
+    """Matrix products on a stream of their own, timed alone and beside copies. One thread."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        shape = (3, PRODUCT_SIZE, PRODUCT_SIZE)
+        factors = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+        self._left, self._right, self._out = factors.unbind()
+        torch.cuda.synchronize()
+        self._count = LEAD
+        self.ms()
+        self._count = math.ceil(LEAD * WINDOW_MS / self.ms()[0])
+
+    def ms(self, traffic: Traffic | None = None) -> tuple[float, float]:
+        """Milliseconds of all products, and the GB/s that the copies moved meanwhile."""
+        moved = (lambda: 0) if traffic is None else traffic.moved_bytes
+        with nullcontext() if traffic is None else kept_busy(self._bench, traffic):
+            begin, end = events()
+            self._enqueue(LEAD)
+            begin.record(self._bench.product)
+            self._enqueue(self._count)
+            end.record(self._bench.product)
+            begin.synchronize()
+            before = moved()
+            end.synchronize()
+            moved_bytes = moved() - before
+        elapsed = float(begin.elapsed_time(end))
+        return elapsed, moved_bytes / elapsed / 1e6
+
+    def _enqueue(self, count: int) -> None:
+        with torch.cuda.stream(self._bench.product):
+            for _ in range(count):
+                torch.matmul(self._left, self._right, out=self._out)
 
 
 def measure_product(report: Report, bench: Bench, name: str, rounds: int) -> None:
-    stream = torch.cuda.Stream()
-    shape = (3, PRODUCT_SIZE, PRODUCT_SIZE)
-    left, right, out = torch.randn(shape, dtype=torch.bfloat16, device="cuda").unbind()
-
-    def products() -> None:
-        with torch.cuda.stream(stream):
-            for _ in range(PRODUCTS):
-                torch.matmul(left, right, out=out)
-
-    def product_ms(meanwhile: Callable[[], None] | None) -> float:
-        with nullcontext() if meanwhile is None else kept_busy(meanwhile):
-            begin, end = events()
-            products()  # the copies are under way when the measured ones begin
-            begin.record(stream)
-            products()
-            end.record(stream)
-            end.synchronize()
-        return float(begin.elapsed_time(end))
-
-    ways = copies_meanwhile(bench)
-    samples: dict[str, list[float]] = {label: [] for label in ways}
-    product_ms(None)
-    for _ in range(rounds):
-        for label, work in ways.items():
-            alone = product_ms(None)
-            samples[label].append(100 * (product_ms(work) / alone - 1))
-    for label, values in samples.items():
-        report.add(f"{name} product slower beside {label}", Spread.of(values), "%", aim="< 3")
+    products = Products(bench)
+    ways = {
+        "plain copies": plain_copies(bench),
+        "spills, batch": spills(bench, "batch"),
+        "spills, kernel": spills(bench, "kernel"),
+        "loads, kernel": kernel_loads(bench),
+    }
+    slower: dict[str, list[float]] = {label: [] for label in ways}
+    speeds: dict[str, list[float]] = {label: [] for label in ways}
+    for _ in range(min(rounds, PRODUCT_ROUNDS_MAX)):
+        for label, traffic in ways.items():
+            alone, _ = products.ms()
+            beside, speed = products.ms(traffic)
+            slower[label].append(100 * (beside / alone - 1))
+            speeds[label].append(speed)
+    for label in ways:
+        report.add(
+            f"{name} product slower beside {label}", Spread.of(slower[label]), "%", aim="< 3"
+        )
+        report.add(f"{name} moved beside the product, {label}", Spread.of(speeds[label]), "GB/s")
 
 
 def missing() -> str | None:

@@ -4,9 +4,9 @@
 #   scripts/cpp_tests.sh [fast] [plain] [address] [thread] [cuda]     default: plain
 #
 # 'fast' is 'plain' without the tests labelled slow, 'address' is ASan with UBSan, 'thread' is TSan.
-# 'cuda' compiles the CUDA engine for every architecture, warnings being errors, and looks for its
-# symbols; it runs nothing. A sanitizer that the compiler does not bring, and CUDA without nvcc, are
-# skipped with a notice.
+# 'cuda' compiles the CUDA engine for every architecture, warnings being errors, looks for its symbols
+# and links a program with the CUDA runtime; it runs nothing. A sanitizer that the compiler does not
+# bring, and CUDA without nvcc, are skipped with a notice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/venv.sh
@@ -41,15 +41,28 @@ configure() {
   cmake -S . -B "$1" -G Ninja -DHPKV_TESTS=ON "-DHPKV_SANITIZE=$2" "${speed[@]}"
 }
 
+# With the core of the plain build, which is there as a rule: it takes minutes to compile.
+cuda_links() {
+  local plain=build/cpp-plain
+  (
+    flock 9
+    configure $plain ""
+    cmake --build $plain --target hpkv_core
+    "${CUDACXX:-nvcc}" --cudart static -o build/cpp-cuda/cuda_smoke "$@" $plain/csrc/libhpkv_core.a
+  ) 9>$plain.lock
+}
+
 # A small toolkit brings no cuobjdump to look for the code of each architecture with: then it must
 # have been asked for, in a build that succeeded.
 cuda_compiles() {
-  local folder=build/cpp-cuda library architecture
+  local folder=build/cpp-cuda smoke=csrc/tests/CMakeFiles/cuda_smoke.dir/cuda_smoke.cc.o
+  local library architecture
   cmake -S . -B $folder -G Ninja -DHPKV_CUDA=ON -DHPKV_TESTS=ON -DCMAKE_BUILD_TYPE=Release
-  cmake --build $folder --target hpkv_cuda csrc/tests/CMakeFiles/cuda_smoke.dir/cuda_smoke.cc.o
+  cmake --build $folder --target hpkv_cuda $smoke
   library=$folder/csrc/libhpkv_cuda.a
   nm --demangle $library | grep -E ' T hpkv::cuda::make_device\('
-  nm --demangle $library | grep -E 'copy_pages\(hpkv::stream::PageJob\)'
+  nm --demangle $library | grep -E 'copy_pages\(hpkv::stream::PageJob, hpkv::stream::Grid\)'
+  cuda_links $folder/$smoke $library
   if ! command -v cuobjdump; then
     for architecture in 'compute_80,code=\[sm_80\]' 'compute_90,code=\[sm_90\]' \
       'compute_100,code=\[sm_100\]' 'compute_100,code=\[compute_100\]'; do
@@ -63,10 +76,24 @@ cuda_compiles() {
   cuobjdump --list-ptx $library | grep 'sm_100'
 }
 
+# Whoever asks for CUDA and has no nvcc is told where it was looked for.
+no_nvcc_is_an_error() {
+  local folder=build/cpp-no-nvcc said
+  rm -rf $folder
+  if said=$(CUDACXX=/nonexistent cmake -S . -B $folder -G Ninja -DHPKV_CUDA=ON 2>&1); then
+    echo "it was configured"
+    return 1
+  fi
+  echo "$said"
+  said=$(tr -s '[:space:]' ' ' <<<"$said")  # cmake breaks lines where it likes
+  [[ "$said" == *"CUDACXX names ('/nonexistent')"*"in PATH ("* ]]
+}
+
 for kind in "${@:-plain}"; do
   if [ "$kind" = cuda ]; then
+    step "CUDA engine: without nvcc, an error says so" no_nvcc_is_an_error
     if command -v nvcc >/dev/null; then
-      step "CUDA engine: compile for sm_80, sm_90, sm_100 and PTX" cuda_compiles
+      step "CUDA engine: sm_80, sm_90, sm_100, PTX; link" cuda_compiles
     else
       echo "SKIPPED: compiling the CUDA engine: nvcc is not in PATH"
     fi

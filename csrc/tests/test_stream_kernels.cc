@@ -1,6 +1,9 @@
-// Gather and scatter as host loops: every byte of random geometry, against the layout's own walk.
+// Gather and scatter as host loops, by the body of the kernel: every byte of random geometry
+// against the layout's own walk, and that no two threads of a grid write the same one.
+#include <algorithm>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "copy/layout.h"
@@ -9,6 +12,8 @@
 
 namespace hpkv {
 
+using stream::Grid;
+using stream::grid_for;
 using stream::Lane;
 using stream::page_region;
 using stream::PageJob;
@@ -113,16 +118,26 @@ void fill_tables(Tables& tables, const Field& field, const std::vector<std::uint
                 .tokens_per_page = tokens};
 }
 
-// As a grid does it: units and lanes in any order.
-void run_in_lanes(const PageJob& job, std::uint64_t lanes) {
-  for (std::uint64_t unit = job.count * job.region_count; unit-- > 0;) {
-    for (std::uint64_t lane = lanes; lane-- > 0;) stream::copy_unit(job, unit, {lane, lanes});
+std::uint64_t units_of(const PageJob& job) { return job.count * job.region_count; }
+
+// As a device does it: blocks and lanes in any order.
+void run_in_lanes(const PageJob& job, Grid grid, std::uint64_t lanes) {
+  for (std::uint64_t block = grid.blocks; block-- > 0;) {
+    for (std::uint64_t lane = lanes; lane-- > 0;) {
+      stream::copy_in_block(job, grid, block, {lane, lanes});
+    }
   }
 }
 
+struct Launch {
+  Grid grid;
+  std::uint64_t lanes;
+};
+
 void check_shape(const Shape& shape, std::uint64_t tokens, std::uint64_t seed) {
   for (const bool to_block : {false, true}) {
-    for (const std::uint64_t lanes : {1U, 7U, 64U}) {
+    for (const auto& [grid, lanes] :
+         {Launch{{1, 1}, 1}, Launch{{3, 1}, 7}, Launch{{2, 1}, 64}, Launch{{16, 4}, 5}}) {
       std::mt19937_64 random(seed);
       Field field = make_field(shape, random);
       const std::vector<std::uint64_t> pages = {4, 0, 5, 2};
@@ -137,11 +152,35 @@ void check_shape(const Shape& shape, std::uint64_t tokens, std::uint64_t seed) {
       // In place again: addresses are part of the job.
       std::memcpy(field.device.data(), device.data(), device.size());
       std::memcpy(field.blocks.data(), blocks.data(), blocks.size());
-      run_in_lanes(tables.job, lanes);
+      run_in_lanes(tables.job, grid, lanes);
       CHECK(field.device == expected_device);
       CHECK(field.blocks == expected_blocks);
     }
   }
+}
+
+// How many bytes are not written by exactly one lane, or, where nothing belongs, by none. The side
+// that is read holds ones; each lane of each block runs by itself over zeros.
+std::size_t wrong_writes(Field& field, const std::vector<std::uint64_t>& pages, const PageJob& job,
+                         const Launch& launch) {
+  std::vector<std::byte>& written = job.to_block ? field.blocks : field.device;
+  std::ranges::fill(job.to_block ? field.device : field.blocks, std::byte{1});
+  std::ranges::fill(written, std::byte{0});
+  std::vector<std::uint64_t> writers(written.size());
+  for (std::uint64_t block = 0; block < launch.grid.blocks; ++block) {
+    for (std::uint64_t lane = 0; lane < launch.lanes; ++lane) {
+      stream::copy_in_block(job, launch.grid, block, {lane, launch.lanes});
+      for (std::size_t i = 0; i < written.size(); ++i) {
+        writers[i] += static_cast<std::uint64_t>(std::exchange(written[i], std::byte{0}));
+      }
+    }
+  }
+  reference(field, pages, job.to_block);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    wrong += writers[i] == static_cast<std::uint64_t>(written[i]) ? 0U : 1U;
+  }
+  return wrong;
 }
 
 }  // namespace
@@ -195,6 +234,49 @@ TEST(pieces_with_a_tail_are_copied_whole) {
   }
 }
 
+TEST(every_byte_is_written_by_one_thread_of_the_grid) {
+  const Shape rows{.region_count = 1,  // one page of them is one unit of one piece
+                   .piece_count = 2,
+                   .piece_bytes = 1152,
+                   .piece_gap = 0,
+                   .page_gap = 0,
+                   .start = 0,
+                   .interleaved = false};
+  const Shape tails{.region_count = 2,
+                    .piece_count = 5,
+                    .piece_bytes = 37,
+                    .piece_gap = 11,
+                    .page_gap = 16,
+                    .start = 0,
+                    .interleaved = true};
+  std::mt19937_64 random(7);
+  for (const Shape& shape : {rows, tails}) {
+    for (const std::vector<std::uint64_t>& pages : {std::vector<std::uint64_t>{3}, {4, 0, 5}}) {
+      for (const bool to_block : {false, true}) {
+        Field field = make_field(shape, random);
+        Tables tables;
+        fill_tables(tables, field, pages, 2);
+        tables.job.to_block = to_block;
+        const Grid own = grid_for(units_of(tables.job));
+        CHECK(own.parts > 1);
+        for (const Launch& launch : {Launch{own, 32}, Launch{{16, 1}, 32}, Launch{{5, 3}, 7}}) {
+          CHECK(wrong_writes(field, pages, tables.job, launch) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(a_grid_has_at_most_sixteen_blocks_and_leaves_none_idle_that_could_share_a_unit) {
+  for (std::uint64_t units = 1; units < 100; ++units) {
+    const Grid grid = grid_for(units);
+    CHECK(grid.parts >= 1);
+    CHECK(grid.blocks == std::min<std::uint64_t>(units * grid.parts, 16));
+    CHECK(grid.parts == 1 || units * grid.parts <= 16);
+    CHECK(units * (grid.parts + 1) > 16);
+  }
+}
+
 TEST(a_page_outside_the_pool_is_left_alone) {
   std::mt19937_64 random(5);
   Field field = make_field({.region_count = 2,
@@ -214,6 +296,7 @@ TEST(a_page_outside_the_pool_is_left_alone) {
   for (const bool to_block : {false, true}) {
     tables.job.to_block = to_block;
     stream::run_on_host(tables.job);
+    run_in_lanes(tables.job, grid_for(units_of(tables.job)), 7);
     CHECK(field.device == device && field.blocks == blocks);
   }
 }

@@ -25,8 +25,8 @@ def rig(directory: str) -> Iterator[Rig]:
 
 def stored(rig: Rig, copies: StreamCopies, first_key: int) -> list[torch.Tensor]:
     """Random bytes, spilled under `COUNT` keys from `first_key` on."""
-    values = noise_for(rig.layout, COUNT)
     with rig.on_forward():
+        values = noise_for(rig.layout, COUNT)
         write(rig.layout, SOURCES, values)
     ticket = copies.spill(keys_of(first_key, COUNT), rig.pages(SOURCES))
     ticket.wait()

@@ -61,5 +61,7 @@ target_include_directories(hpkv_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 set_target_properties(hpkv_cuda PROPERTIES
     CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
     CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${hpkv_architectures}")
-target_compile_options(hpkv_cuda PRIVATE --Werror=all-warnings
-    -Xcompiler=-Wall,-Wextra,-Wconversion,-Wshadow,-Werror)
+target_compile_options(hpkv_cuda PRIVATE -Xcompiler=-Wall,-Wextra,-Wconversion,-Wshadow)
+if(HPKV_WERROR)
+  target_compile_options(hpkv_cuda PRIVATE --Werror=all-warnings -Xcompiler=-Werror)
+endif()

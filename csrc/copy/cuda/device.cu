@@ -2,7 +2,6 @@
 // as CUDA does; the engine then stops for good, so it does not matter whose fault it was.
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@ namespace hpkv::cuda {
 
 using stream::Direction;
 using stream::EventHandle;
+using stream::Grid;
 using stream::PageJob;
 using stream::Span;
 using stream::Status;
@@ -22,18 +22,10 @@ using stream::StreamHandle;
 
 namespace {
 
-// The kernel is for small pieces and device-resident indices, beside a forward pass that wants the
-// SMs: a few blocks saturate a PCIe link (a block of 256 threads keeps 16 KiB in flight, four
-// accesses of 16 bytes each; at 3 us latency 16 blocks are some 85 GB/s), more would only be taken
-// from the forward.
-constexpr unsigned kBlocksMax = 16;
-constexpr unsigned kThreads = 256;
+constexpr unsigned kThreads = 256;  // a block
 
-__global__ void __launch_bounds__(kThreads) copy_pages(PageJob job) {
-  const std::uint64_t units = job.count * job.region_count;
-  for (std::uint64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    stream::copy_unit(job, unit, {threadIdx.x, blockDim.x});
-  }
+__global__ void __launch_bounds__(kThreads) copy_pages(PageJob job, Grid grid) {
+  stream::copy_in_block(job, grid, blockIdx.x, {threadIdx.x, blockDim.x});
 }
 
 Status checked(cudaError_t error, const char* call, int line) {
@@ -82,7 +74,13 @@ class CudaDevice final : public stream::Device {
  public:
   explicit CudaDevice(int ordinal) : ordinal_(ordinal) {}
 
-  Status enter_thread() override { return HPKV_CUDA_CALL(cudaSetDevice, ordinal_); }
+  Status enter_thread() override {
+    if (Status status = HPKV_CUDA_CALL(cudaSetDevice, ordinal_); !status.ok()) return status;
+    // While another thread captures a graph in the default mode, many calls of this one would fail
+    // and spoil the capture. Engine threads enqueue on streams of their own, which nobody captures.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    return HPKV_CUDA_CALL(cudaThreadExchangeStreamCaptureMode, &mode);
+  }
 
   Status make_stream(bool urgent, StreamHandle& out) override {
     const OnDevice here(ordinal_);
@@ -149,8 +147,9 @@ class CudaDevice final : public stream::Device {
   Status run(StreamHandle stream, const PageJob& job) override {
     const std::uint64_t units = job.count * job.region_count;
     if (units == 0) return {};
-    const auto blocks = static_cast<unsigned>(std::min<std::uint64_t>(units, kBlocksMax));
-    copy_pages<<<blocks, kThreads, 0, raw_stream(stream)>>>(job);
+    const Grid grid = stream::grid_for(units);
+    const auto blocks = static_cast<unsigned>(grid.blocks);
+    copy_pages<<<blocks, kThreads, 0, raw_stream(stream)>>>(job, grid);
     return checked(cudaGetLastError(), "copy_pages<<<>>>", __LINE__);
   }
 

@@ -2,16 +2,18 @@
 //
 //   gather    device pages -> blocks        scatter    blocks -> device pages
 //
-// A unit is one region of one page. The threads of a unit share its words: the widest accesses, up
-// to 16 bytes, that every address of the unit is a multiple of; the bytes of a piece behind its
-// last whole word are copied one by one. Pages come as indices, or as the index of each page's
-// first token (`tokens_per_page` of them a page), in any memory that the executing side can read:
-// what is there is read when the job runs, not when it is enqueued.
+// A unit is one region of one page; the blocks of a grid take one after the other, or, where there
+// are more blocks than units, several share one. The threads of a unit share its words: the widest
+// accesses, up to 16 bytes, that every address of the unit is a multiple of; the bytes of a piece
+// behind its last whole word are copied one by one. Pages come as indices, or as the index of each
+// page's first token (`tokens_per_page` of them a page), in any memory that the executing side can
+// read: what is there is read when the job runs, not when it is enqueued.
 //
 // Invariant: a page outside [0, page_count) is not touched, because nobody may have seen the
 // indices on the host; a gather by rows says so in their place. Threads: pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -192,6 +194,34 @@ HPKV_ON_DEVICE void copy_unit(const PageJob& job, std::uint64_t unit, Lane lane)
     copy_strip<std::uint16_t>(strip, lane);
   } else {
     copy_strip<std::uint8_t>(strip, lane);
+  }
+}
+
+// The blocks that run a job, and how many of them share a unit.
+struct Grid {
+  std::uint64_t blocks;
+  std::uint64_t parts;
+};
+
+// The kernel is for small pieces and device-resident indices, beside a forward pass that wants the
+// SMs, so it takes no more than saturate a PCIe link: a block of 256 threads keeps 16 KiB in flight
+// (four accesses of 16 bytes each), at 3 us latency 16 blocks are some 85 GB/s. That is arithmetic,
+// nobody has measured it. Where units are fewer, blocks share them: a page of latent rows is one.
+constexpr std::uint64_t kGridBlocksMax = 16;
+
+// `units` is not 0.
+[[nodiscard]] inline Grid grid_for(std::uint64_t units) noexcept {
+  const std::uint64_t parts = std::max<std::uint64_t>(kGridBlocksMax / units, 1);
+  return {std::min(units * parts, kGridBlocksMax), parts};
+}
+
+// What one thread of a block does: `lane` is which of the block's.
+HPKV_ON_DEVICE void copy_in_block(const PageJob& job, Grid grid, std::uint64_t block, Lane lane) {
+  const std::uint64_t shares = job.count * job.region_count * grid.parts;
+  for (std::uint64_t share = block; share < shares; share += grid.blocks) {
+    const std::uint64_t unit = share / grid.parts;
+    const std::uint64_t part = share - unit * grid.parts;
+    copy_unit(job, unit, {part * lane.count + lane.index, grid.parts * lane.count});
   }
 }
 
