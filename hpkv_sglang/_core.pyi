@@ -42,10 +42,8 @@ class CorePoolError(Exception):
 
 @final
 class Lease:
-    """Pins on the leading run of ready blocks that `Pool.pin` found.
-
-    Released by `release`, by `keep(0)`, or when the object dies.
-    """
+    """Pins on the leading run of ready blocks that `Pool.pin` found. Released by `release`, by
+    `keep(0)`, or when the object dies."""
 
     @property
     def count(self) -> int: ...
@@ -100,6 +98,8 @@ class Pool:
     def poisoned(self) -> bool: ...
     def add_namespace(self, namespace: bytes, descriptor: bytes, block_bytes: int) -> int:
         """Register a 32-byte identity; idempotent. Returns the index that put and spill take."""
+    def leave_namespace(self, namespace: int) -> None:
+        """Take `add_namespace` back: once its blocks are gone, its place is another's."""
     def namespaces(self) -> list[tuple[bytes, bytes, int, int]]:
         """(identity, descriptor, block_bytes, live block count)."""
     def known_namespaces(self) -> list[bytes]:

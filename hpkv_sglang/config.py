@@ -55,6 +55,7 @@ __all__ = [
     "format_size",
     "parse_size",
     "switched_on",
+    "variables_set",
 ]
 
 POOL_BYTES_DEFAULT = 8 << 30
@@ -152,6 +153,15 @@ def environment_value(field: str, environment: Mapping[str, str] | None = None) 
     """
     flag = next(flag for flag in FLAGS if flag.field == field)
     return _from_environment(flag, os.environ if environment is None else environment)
+
+
+def variables_set(prefixes: tuple[str, ...], words: tuple[str, ...]) -> dict[str, str]:
+    """What is set of the process's variables that begin with a prefix and have a word in them."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if value and name.startswith(prefixes) and any(word in name for word in words)
+    }
 
 
 def default_pool_directory() -> str:

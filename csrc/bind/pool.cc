@@ -270,6 +270,10 @@ void bind_pool_class(nb::module_& module) {
       .def_prop_ro("poisoned", [](const PoolHandle& self) { return self.pool->poisoned(); })
       .def("add_namespace", &add_namespace, nb::arg("namespace"), nb::arg("descriptor"),
            nb::arg("block_bytes"))
+      .def(
+          "leave_namespace",
+          [](PoolHandle& self, std::uint32_t index) { self.pool->leave_namespace(index); },
+          nb::arg("namespace"))
       .def("namespaces", &namespaces)
       .def("known_namespaces", &known_namespaces)
       .def("describe", &describe, nb::arg("namespace_id"))

@@ -85,11 +85,12 @@ int NamespaceFiles::write(const NamespaceInfo& info) const {
   return replace_file(files_, directory_, file_name(info.id), std::as_bytes(std::span(text)));
 }
 
-void NamespaceFiles::prune(std::span<const NamespaceId> kept) const {
+void NamespaceFiles::prune(const std::function<std::vector<NamespaceId>()>& kept) const {
   std::vector<std::string> names;
   if (files_->list(directory_, names) < 0) return;
+  const std::vector<NamespaceId> ids = kept();
   for (const std::string& name : names) {
-    const bool keep = std::any_of(kept.begin(), kept.end(),
+    const bool keep = std::any_of(ids.begin(), ids.end(),
                                   [&](const NamespaceId& id) { return name == file_name(id); });
     // What is being written has another name until it is complete.
     if (!keep && name.ends_with(kExtension)) {

@@ -4,10 +4,11 @@
 // Owns: the directory `namespaces`. Threads: safe (no state); may block on the disk.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "disk/files.h"
 #include "shm/pool.h"
@@ -23,9 +24,10 @@ class NamespaceFiles {
   [[nodiscard]] int exists(const NamespaceId& id) const;
   // Makes or replaces the file; durable on return. 0 or -errno.
   [[nodiscard]] int write(const NamespaceInfo& info) const;
-  // Removes every file whose identity is not in `kept`: there are at most as many as a pool knows
-  // namespaces, so that they stay within the space that is set aside for them.
-  void prune(std::span<const NamespaceId> kept) const;
+  // Removes every file whose identity is not in `kept()`, which is asked after the files are
+  // listed, so that what is described meanwhile stays: there are at most as many as a pool knows
+  // namespaces, within the space that is set aside for them.
+  void prune(const std::function<std::vector<NamespaceId>()>& kept) const;
   // nullopt with `code` 0: there is no such file, or not a sound one. With -errno: the disk failed,
   // and nobody can say.
   [[nodiscard]] std::optional<NamespaceInfo> load(const NamespaceId& id, int& code) const;

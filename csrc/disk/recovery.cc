@@ -70,7 +70,18 @@ bool Recovery::resting(std::uint32_t region) {
   return try_again_ns_[region] != 0 && context_.clock() < try_again_ns_[region];
 }
 
+// A namespace that this process has left may be another's by now.
+void Recovery::forget_reused_namespaces() {
+  const std::lock_guard guard(mutex_);
+  std::erase_if(namespaces_, [this](const auto& known) {
+    if (!known.second) return false;
+    const auto info = context_.pool->name_space(*known.second);
+    return !info || info->id != known.first;
+  });
+}
+
 RegionState Recovery::recover(std::uint32_t region, int& code) {
+  forget_reused_namespaces();
   const auto header = context_.files.header(region, code);
   // No file, and so nothing to lose: unless the whole directory is away for a while.
   if (code == -ENOENT && context_.directory.in_place()) {

@@ -51,6 +51,7 @@ class Recovery {
   // nullopt with `code` 0: blocks of this namespace are nobody's; with -errno: not known now.
   [[nodiscard]] std::optional<std::uint32_t> namespace_index(const NamespaceId& id,
                                                              std::uint64_t block_bytes, int& code);
+  void forget_reused_namespaces();
   [[nodiscard]] std::optional<std::uint32_t> learn(const NamespaceId& id, int& code);
 
   Context& context_;

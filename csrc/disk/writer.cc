@@ -63,11 +63,13 @@ int Writer::describe(const NamespaceInfo& info) {
 // or that somebody is looking at, may still hold some.
 void Writer::prune_namespaces() {
   if (!context_.recovered()) return;
-  std::vector<NamespaceId> kept;
-  for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
-    if (const auto known = context_.pool->name_space(i)) kept.push_back(known->id);
-  }
-  context_.directory.namespaces().prune(kept);
+  context_.directory.namespaces().prune([this] {
+    std::vector<NamespaceId> kept;
+    for (std::uint32_t i = 0; i < shm::kNamespaceCount; ++i) {
+      if (const auto known = context_.pool->name_space(i)) kept.push_back(known->id);
+    }
+    return kept;
+  });
 }
 
 void Writer::append_batch(Batch batch, AppendResult& result) {

@@ -60,7 +60,8 @@ class ShardGuard {
   // Enters a claimed block of ours under its key and makes it `writing`. False when both buckets
   // are full.
   [[nodiscard]] bool enter(const Key& key, std::uint64_t descriptor_offset) noexcept;
-  // Takes an indexed block out; its state becomes `after`. Pins are the caller's to have checked.
+  // Takes an indexed block out; its state becomes `after`, before the last store to it: nobody else
+  // may be able to claim it then. Pins are the caller's to have checked.
   void take_out(const Found& block, std::uint64_t after) noexcept;
 
   [[nodiscard]] bool wants_growth() const noexcept;

@@ -2,6 +2,7 @@
 
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
@@ -26,11 +27,23 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   return value;
 }
 
+// Pages of files on disk; tmpfs, our pool included, is not among them.
+std::uint64_t file_cache(const std::string& stat_path, const std::string& prefix) {
+  std::ifstream file(stat_path);
+  std::uint64_t bytes = 0;
+  std::string name;
+  for (std::uint64_t value = 0; file >> name >> value;) {
+    if (name == prefix + "active_file" || name == prefix + "inactive_file") bytes += value;
+  }
+  return bytes;
+}
+
 struct Hierarchy {
   std::string root;  // where it is mounted
   std::string path;  // of our group in it
   const char* max_name;
   const char* used_name;
+  const char* stat_prefix;  // of what includes the groups below
 };
 
 // Whether a list of version 1 controllers ("cpu,memory") has the one that limits us.
@@ -53,10 +66,10 @@ std::vector<Hierarchy> hierarchies(const std::string& proc_root, const std::stri
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (controllers.empty()) {
-      found.push_back({cgroup_root, path, "memory.max", "memory.current"});
+      found.push_back({cgroup_root, path, "memory.max", "memory.current", ""});
     } else if (names_memory(controllers)) {
-      found.push_back(
-          {cgroup_root + "/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"});
+      found.push_back({cgroup_root + "/memory", path, "memory.limit_in_bytes",
+                       "memory.usage_in_bytes", "total_"});
     }
   }
   return found;
@@ -75,8 +88,9 @@ std::vector<MemoryLimit> memory_limits(const std::string& proc_root,
       const std::string folder = hierarchy.root + path + "/";
       const auto max_bytes = read_number(folder + hierarchy.max_name);
       if (max_bytes && *max_bytes < kUnlimited) {
-        limits.push_back({folder + hierarchy.max_name, *max_bytes,
-                          read_number(folder + hierarchy.used_name).value_or(0)});
+        const std::uint64_t used = read_number(folder + hierarchy.used_name).value_or(0);
+        const std::uint64_t cache = file_cache(folder + "memory.stat", hierarchy.stat_prefix);
+        limits.push_back({folder + hierarchy.max_name, *max_bytes, used - std::min(used, cache)});
       }
       if (path.empty()) break;
       path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));

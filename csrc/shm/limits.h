@@ -12,7 +12,7 @@ namespace hpkv::shm {
 struct MemoryLimit {
   std::string file;  // that said so
   std::uint64_t max_bytes = 0;
-  std::uint64_t used_bytes = 0;
+  std::uint64_t used_bytes = 0;  // without file cache, which is given up before the limit is hit
 };
 
 // Limits of this process' cgroup and of all its ancestors (both cgroup versions); unlimited ones

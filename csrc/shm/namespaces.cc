@@ -122,6 +122,12 @@ std::uint32_t Namespaces::add(const NamespaceId& id, std::span<const std::byte> 
   return *index;
 }
 
+void Namespaces::leave(std::uint32_t index) noexcept {
+  if (index >= kNamespaceCount) return;
+  core_.view.name_space(index).users[core_.slot / 64].fetch_and(
+      ~(std::uint64_t{1} << (core_.slot % 64)), std::memory_order_relaxed);
+}
+
 std::uint64_t Namespaces::block_bytes(std::uint32_t index) const noexcept {
   if (index >= kNamespaceCount || !known(core_.view.name_space(index))) return 0;
   return core_.view.name_space(index).block_bytes;

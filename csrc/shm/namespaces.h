@@ -20,6 +20,8 @@ class Namespaces {
 
   [[nodiscard]] std::uint32_t add(const NamespaceId& id, std::span<const std::byte> text,
                                   std::uint64_t block_bytes);
+  // We put and load no block of it any more: its record may go to another once its blocks are gone.
+  void leave(std::uint32_t index) noexcept;
   [[nodiscard]] std::optional<std::uint32_t> find(const NamespaceId& id) const noexcept;
   // 0 for an index that is not known.
   [[nodiscard]] std::uint64_t block_bytes(std::uint32_t index) const noexcept;

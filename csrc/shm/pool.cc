@@ -93,6 +93,10 @@ std::uint32_t Pool::add_namespace(const NamespaceId& id, std::span<const std::by
   return impl_->namespaces.add(id, descriptor, block_bytes);
 }
 
+void Pool::leave_namespace(std::uint32_t namespace_index) noexcept {
+  if (!impl_->core.detached()) impl_->namespaces.leave(namespace_index);
+}
+
 std::vector<NamespaceInfo> Pool::namespaces() const {
   require_attached(impl_->core, "list namespaces");
   return impl_->namespaces.list();

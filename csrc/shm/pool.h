@@ -138,6 +138,9 @@ class Pool {
   // size throws.
   std::uint32_t add_namespace(const NamespaceId& id, std::span<const std::byte> descriptor,
                               std::uint64_t block_bytes);
+  // Takes add_namespace() back, for all of this process: nothing is put or loaded under the index
+  // any more, and when its blocks are gone it may stand for another.
+  void leave_namespace(std::uint32_t namespace_index) noexcept;
   [[nodiscard]] std::vector<NamespaceInfo> namespaces() const;
   // One namespace, without counting its blocks (`blocks` is 0); nullopt for an unknown index.
   [[nodiscard]] std::optional<NamespaceInfo> name_space(std::uint32_t namespace_index) const;

@@ -301,6 +301,15 @@ bool Pool::publish_pinned(const BlockRef& ref, std::uint32_t crc32c, std::uint64
   return true;
 }
 
+// Ours until it is out entirely: a free place is claimed by anybody, without this shard's lock.
+void Pool::Impl::take_out_and_free(index::ShardGuard& guard, const index::Found& found,
+                                   std::uint32_t generation) noexcept {
+  guard.take_out(found, BlockWord::make(BlockState::claimed, core.slot, generation));
+  HPKV_POINT("free.claimed");
+  allocator.give_back({found.descriptor_offset, generation});
+  HPKV_POINT("free.free");
+}
+
 void Pool::abandon(const BlockRef& ref) noexcept {
   Impl& impl = *impl_;
   if (impl.core.detached() || !impl.owns(ref)) return;
@@ -311,8 +320,7 @@ void Pool::abandon(const BlockRef& ref) noexcept {
     // A lock held by a stopped process: the block stays ours, and returns when we leave.
     if (!found || found->descriptor_offset != ref.descriptor_offset) return;
     HPKV_POINT("abandon.found");
-    guard.take_out(*found, BlockWord::make(BlockState::free, 0, ref.generation));
-    HPKV_POINT("abandon.free");
+    impl.take_out_and_free(guard, *found, ref.generation);
   }
   impl.finish_write(ref);
 }
@@ -328,7 +336,7 @@ std::uint64_t Pool::drop(std::span<const Key> keys) noexcept {
     // Pins are taken under this lock, so none comes while we look.
     if (shm::any_pin(core.view.descriptor(found->descriptor_offset))) continue;
     const std::uint32_t generation = BlockWord::generation(found->word);
-    guard.take_out(*found, BlockWord::make(BlockState::free, 0, generation));
+    impl_->take_out_and_free(guard, *found, generation + 1);
     ++dropped;
   }
   return dropped;

@@ -149,8 +149,6 @@ UniqueFd create_file(int directory, const PoolOptions& options, std::uint64_t un
                 memory_limits(options.proc_root, options.cgroup_root));
   const HeadGeometry head = head_geometry(bytes, unit);
   const std::string path = options.directory + "/" + kNewFileName;
-  // We hold the directory's lock, so whoever left this file is gone.
-  ::unlinkat(directory, kNewFileName, 0);
   UniqueFd fd(
       ::openat(directory, kNewFileName, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd.valid()) throw_system("create", path, errno);
@@ -295,6 +293,9 @@ PoolFile attach(const PoolOptions& options) {
   const UniqueFd directory = open_directory(options);
   const std::string path = options.directory + "/" + kPoolFileName;
   lock_directory(directory.get(), options.directory);
+  // We hold the directory's lock, so whoever left this name is gone; it may be the pool's second
+  // one.
+  ::unlinkat(directory.get(), kNewFileName, 0);
   PoolFile file;
   std::uint64_t unit = kPageBytes;
   file.info.in_memory = on_memory_file_system(directory.get(), unit);

@@ -28,6 +28,9 @@ class Pool::Impl {
   // poisons.
   [[nodiscard]] bool owns(const BlockRef& ref) noexcept;
   void finish_write(const BlockRef& ref) noexcept;
+  // `generation`: the one that the place is free with.
+  void take_out_and_free(index::ShardGuard& guard, const index::Found& found,
+                         std::uint32_t generation) noexcept;
 
   shm::Core core;
   shm::Segments segments;

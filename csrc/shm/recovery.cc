@@ -42,13 +42,14 @@ void Recovery::round() noexcept {
 void Recovery::notice(std::uint32_t slot, std::uint64_t word) noexcept {
   if (ClientWord::state(word) == ClientState::live) {
     const std::uint64_t dead = ClientWord::make(ClientState::dead, ClientWord::generation(word));
+    // What it was writing may hit any block: nothing counts as verified any more. First, because
+    // whoever says that it is dead may be stopped right after.
+    core_.super().epoch.fetch_add(1, std::memory_order_acq_rel);
     HPKV_POINT("notice.before_state");
     if (core_.view.client(slot).word.compare_exchange_strong(word, dead,
                                                              std::memory_order_acq_rel)) {
-      // What it was writing may hit any block: nothing counts as verified any more.
-      core_.super().epoch.fetch_add(1, std::memory_order_acq_rel);
       core_.count(Counter::reaped);
-      HPKV_POINT("notice.epoch");
+      HPKV_POINT("notice.dead");
     }
   }
   Seen& seen = seen_[slot];

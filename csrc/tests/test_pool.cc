@@ -391,6 +391,13 @@ TEST(over_the_memory_limit_a_pool_is_full_and_keeps_serving) {
   CHECK(pool->stats().reserved_bytes == reserved);
   CHECK(pool->stats().evictions > 0);  // it goes on with what it has
   CHECK(holds(*pool, keys[49], 256 * 1024));
+  // File cache counts against a limit, and is given up before it is hit.
+  std::ofstream(folder.path() + "/cgroup/memory.stat")
+      << "anon 1000\nfile 40000000\nactive_file " << 20 * kMiB << "\ninactive_file " << 10 * kMiB
+      << "\n";
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // a refusal holds for a second
+  for (const Key& key : random_keys(50, 2)) CHECK(put_one(*pool, index, key) != PutStatus::busy);
+  CHECK(pool->stats().reserved_bytes > reserved);
 }
 
 TEST(index_memory_goes_on_in_a_new_segment_when_one_is_used_up) {

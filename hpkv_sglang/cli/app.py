@@ -69,7 +69,7 @@ def run() -> None:
     """Parse `sys.argv`, run one command, exit."""
     try:
         app()
-    except HpkvError as error:
+    except (HpkvError, OSError) as error:  # a directory that may not be looked into
         print(f"hpkv: {error}", file=sys.stderr)
         sys.exit(EXIT_USER)
 
@@ -177,10 +177,17 @@ def clear(
     if storage:
         with attached_store(directory, storage_path or default_storage()) as store:
             chosen = _chosen(namespace, known | set(store.namespaces()))
+            # Memory first, or a server would write what is in it to the disk again.
+            if in_memory:
+                report |= _clear_pool(directory, chosen)
             on_disk = store.clear() if chosen is None else store.drop_namespace(chosen)
         report["dropped_on_disk"] = on_disk
     if in_memory:
-        report |= _clear_pool(directory, chosen)
+        # Behind the disk too: what was read from it meanwhile.
+        again = _clear_pool(directory, chosen)
+        for name in ("dropped", "freed_bytes"):
+            again[name] += report.get(name, 0)
+        report |= again
     if as_json:
         _print_json(report)
         return

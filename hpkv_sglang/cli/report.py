@@ -162,7 +162,8 @@ def pool_tables(report: dict[str, Any]) -> RenderableType:
         f"written, {report['quarantined']} in quarantine)",
         "clients": f"{report['clients']} (epoch {report['epoch']})",
         "lookups": f"{report['hits']} hits, {report['misses']} misses{hit_share}",
-        "spilled": f"{bytes_words(report['spilled_bytes'])} in {report['stored']} blocks",
+        "stored": f"{bytes_words(report['spilled_bytes'])} in {report['stored']} blocks, "
+        "those from disk included",
         "loaded": bytes_words(report["loaded_bytes"]),
         "trouble": f"{report['evictions']} evicted, {report['full']} found it full, "
         f"{report['busy']} found it busy, {report['lock_timeouts']} lock timeouts, "

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from hpkv_sglang.config import variables_set
 from hpkv_sglang.errors import IdentityError
 from hpkv_sglang.fingerprint import Weights, config_fingerprint, weights_fingerprint
 from hpkv_sglang.layout.heads import ONLY_WRITER, HeadRange, Turn, heads_of, turn_of
@@ -64,6 +65,7 @@ _FOREIGN_WEIGHTS = (
     "checkpoint_engine_wait_weights_before_ready",
     "custom_weight_loader",
     "decrypted_config_file",
+    "forward_hooks",
     "kt_weight_path",
     "modelopt_checkpoint_restore_path",
     "quantize_and_serve",
@@ -102,6 +104,26 @@ _NUMERIC_SETTINGS = (
     "rl_quant_profile",
     "triton_attention_reduce_in_fp32",
 )
+# Environment variables that change the numbers go by their names: SGLang has dozens, and one too
+# many only costs sharing. Code that comes by one of them makes the weights private.
+_ENVIRONMENT_PREFIXES = ("DEEP_", "ROCM_QUICK_REDUCE_", "SGLANG_")
+_NUMERIC_WORDS = (
+    "BF16",
+    "DISPATCH",
+    "FP32",
+    "FP4",
+    "FP8",
+    "GEMM",
+    "INT4",
+    "INT8",
+    "MLAPO",
+    "PRECISION",
+    "QUANT",
+    "ROPE",
+    "SIMULATE",
+    "SKIP_SOFTMAX",
+)
+_FOREIGN_CODE = ("EXTERNAL_MODEL_PACKAGE", "EXTERNAL_MM_PROCESSOR_PACKAGE")
 # Values that say "SGLang's choice"; not worth a word.
 _UNSET: tuple[object, ...] = (None, False, "", "auto", "default", "none", {}, "{}")
 
@@ -198,6 +220,11 @@ class RankIdentity:
         """The identity of the weights, as `with_weights` takes it."""
         return self.model.weights
 
+    @property
+    def weights_are_private(self) -> bool:
+        """No other server, and no later update, has these weights."""
+        return self.model.weights.startswith("private:")
+
     def with_weights(self, weight_version: str) -> Self:
         """The same rank with other weights; equal versions give equal namespaces."""
         return replace(self, model=replace(self.model, weights=weight_version))
@@ -232,13 +259,14 @@ def _rope_order(view: Any, model_config: Any) -> str:
     """In which order the rotated elements of latent attention lie on this kind of device.
 
     Ascend's operators leave halves behind for the scaled rotation of DeepSeek's checkpoints; for
-    others the order there is not known.
+    others the order there is not known. An unscaled one may be written as the type "default".
     """
     config = model_config.hf_text_config
     interleaved = getattr(config, "rope_interleave", True)
     if str(view.device) != "npu":
         return formats.PAIRS if interleaved else formats.HALVES
-    scaled = bool(getattr(config, "rope_scaling", None))
+    scaling = getattr(config, "rope_scaling", None) or {}
+    scaled = scaling.get("rope_type", scaling.get("type")) in ("yarn", "deepseek_yarn")
     return formats.HALVES if scaled and interleaved else formats.UNKNOWN_ORDER
 
 
@@ -270,7 +298,8 @@ def weights_of_files(view: Any, load_format: Any) -> bool:
     text = str(getattr(load_format, "value", load_format)).lower()
     foreign = [name for name in _FOREIGN_WEIGHTS if getattr(view, name, None)]
     cached = getattr(view, "weight_cache_mode", "off") != "off"
-    return text in _FILE_FORMATS and not foreign and not cached
+    code = variables_set(_ENVIRONMENT_PREFIXES, _FOREIGN_CODE)
+    return text in _FILE_FORMATS and not foreign and not cached and not code
 
 
 def local_directory(view: Any, model_path: str) -> Path | None:
@@ -335,9 +364,10 @@ def _overrides(text: str | None) -> str:
 
 
 def _numerics(view: Any) -> dict[str, str]:
-    """Settings that are set; a file counts by its content."""
+    """Settings and variables that are set; a file counts by its content."""
     given = {name: getattr(view, name, None) for name in _NUMERIC_SETTINGS}
     found = {name: str(value) for name, value in given.items() if value not in _UNSET}
+    found |= variables_set(_ENVIRONMENT_PREFIXES, _NUMERIC_WORDS)
     scales = getattr(view, "quantization_param_path", None)
     if scales:
         found["quantization_param"] = hashlib.sha256(Path(scales).read_bytes()).hexdigest()

@@ -216,7 +216,9 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def drop_namespace(self) -> None:
         """Drop this server's blocks: those in the pool now, those on disk soon."""
-        namespace = self.identity.namespace.id
+        self._drop(self.identity.namespace.id)
+
+    def _drop(self, namespace: bytes) -> None:
         if self.storage is not None:
             self.storage.drop_namespace_soon(namespace)
         self.pool.drop_namespace(namespace)
@@ -226,11 +228,22 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.loads.reset()
         self._quiesce()
         if self._reopen_version is not None:
+            left = self.identity, self.namespace_index
             self.identity = self.identity.with_weights(self._reopen_version)
             self._reopen_version = None
             self.engine.close()
+            self._leave(*left)
             self._reenter()
             self.suspended = self._off
+
+    def _leave(self, identity: RankIdentity, namespace_index: int) -> None:
+        """Blocks of private weights are for nobody once they are replaced; others may come back."""
+        namespace = identity.namespace.id
+        if namespace == self.identity.namespace.id:
+            return
+        if identity.weights_are_private:
+            self._drop(namespace)
+        self.pool.leave_namespace(namespace_index)
 
     def _reenter(self) -> None:
         """Copies under the new identity, or, where this rank cannot have them, none on any rank.

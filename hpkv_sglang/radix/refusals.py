@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import is_deepseek_dsa
+from sglang.srt.environ import envs
 
 from hpkv_sglang._core import CUDA_RUNTIME
 from hpkv_sglang.errors import RefusedError
@@ -207,6 +208,11 @@ def check_server_args(view: Any) -> None:
         backend = view.unified_cache_external_linker_backend
         found.append(
             f"--unified-cache-external-linker-backend (found {backend!r}): another external linker"
+        )
+    late = getattr(envs, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", None)
+    if late is not None and late.get():
+        found.append(
+            "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING (found True): a pool with less memory than shape"
         )
     _raise_if_any(found)
 

@@ -30,7 +30,7 @@ RECOVERY = (
     "lock.before_takeover",
     "lock.taken_over",
     "notice.before_state",
-    "notice.epoch",
+    "notice.dead",
     "disk_rebuild.before_count",
     "disk_rebuild.done",
     "rebuild.before_count",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rig import Client, key, require_all_readable, require_sound
+from rig import SMALL, Client, key, require_all_readable, require_sound
 from test_pool_kill import AT_WORK, KEPT, KEPT_ON_DISK, store_kept
 
 pytestmark = pytest.mark.slow
@@ -36,3 +36,23 @@ def test_stopped_at_work_leaves_the_others_serving(folder: Path, point: str) -> 
         assert victim.receive() == "done", f"stopped at {point}, then resumed"
         require_sound(survivor, f"stopped at {point}, then resumed")
         assert require_all_readable(survivor, index, KEPT, "at the end") == len(KEPT)
+
+
+def test_a_place_is_nobodys_before_its_last_owner_has_let_go(folder: Path) -> None:
+    """Free places are claimed without the lock of the shard that the last block was in."""
+    with Client(folder) as survivor, Client(folder) as victim:
+        survivor.open()
+        index = int(survivor.ask(f"ns 1 {SMALL}"))
+        victim.open()
+        assert victim.ask(f"reserve {index} {key(0, shard=5)}") == "ok"
+        victim.ask("arm take_out.state 1 stop")
+        victim.send("abandon")
+        victim.wait_stop()
+        number = 1
+        while survivor.stats()["evictions"] == 0:  # all that is free has been taken before
+            for _ in range(200):
+                number += 1
+                survivor.ask(f"put {index} {key(number, shard=6 + number % 100)}")
+        victim.resume()
+        assert victim.receive() == "done"
+        require_sound(survivor, "after the one that was stopped had let go")

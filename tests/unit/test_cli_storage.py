@@ -17,6 +17,7 @@ from hpkv_sglang._core import Pool, Store
 from hpkv_sglang.cli import app as app_module
 from tests.unit.cli_rig import (
     BLOCK_BYTES,
+    FIRST,
     POOL_BYTES,
     failure,
     hpkv,
@@ -185,6 +186,44 @@ def test_clear_leaves_the_disk_alone_unless_told(store: Path, directory: str) ->
     result = hpkv("clear", "--storage", *places)
     assert "dropped 5 blocks on disk" in result.stdout
     assert json.loads(hpkv("verify", *places, "--json").stdout)["blocks"] == 0
+
+
+def test_clear_empties_memory_before_the_disk_and_behind_it(
+    store: Path, directory: str, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server writes to the disk what memory has, and reads into memory what the disk has."""
+    clear = Store.clear
+    seen: list[int] = []
+
+    def watched(opened: Store) -> int:
+        seen.append(pool.stats()["blocks"])
+        dropped = clear(opened)
+        put(pool, FIRST, {}, range(200, 203))  # read meanwhile
+        return dropped
+
+    monkeypatch.setattr(Store, "clear", watched)
+    places = ("--path", directory, "--storage-path", str(store))
+    report = json.loads(hpkv("clear", "--storage", "--json", *places).stdout)
+    assert seen == [0]
+    assert report == {
+        "dropped_on_disk": 5,
+        "dropped": 11,
+        "freed_bytes": 11 * BLOCK_BYTES,
+        "left": 0,
+    }
+
+
+def test_a_place_that_may_not_be_looked_into_is_the_users_business(
+    store: Path, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 says that something stored is broken."""
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    code, line = failure("verify", "--path", directory, "--storage-path", str(store))
+    assert code == 2 and "Permission denied" in line and str(store) in line
 
 
 def test_clear_of_a_disk_tier_must_be_asked_for(store: Path, directory: str) -> None:

@@ -75,6 +75,14 @@ def test_neighbouring_values_are_served(defaults: dict[str, Any], field: str, va
     refusals.check_server_args(SimpleNamespace(**(defaults | {field: value})))
 
 
+def test_a_pool_that_is_sized_late_is_refused(
+    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "true")
+    with pytest.raises(RefusedError, match="SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"):
+        refusals.check_server_args(SimpleNamespace(**defaults))
+
+
 def test_another_linker_backend_is_refused(defaults: dict[str, Any]) -> None:
     mine = {
         "enable_unified_cache_external_linker": True,

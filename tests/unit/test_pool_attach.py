@@ -79,6 +79,35 @@ def test_a_second_client_adopts_the_size_and_sees_the_blocks(directory: Path) ->
     assert is_warm(second)
 
 
+def test_a_namespace_that_was_left_makes_room_once_its_blocks_are_gone(directory: Path) -> None:
+    pool = Pool.open(str(directory), pool_bytes=SIZE)
+    first = pool.add_namespace(NAMESPACE, b"", 4096)
+    assert pool.put(first, KEY, b"x" * 4096) == "stored"
+    pool.leave_namespace(first)
+    for number in range(300):
+        name = number.to_bytes(32, "big")
+        index = pool.add_namespace(name, b"", 4096)
+        assert index != first, "its block is still there"
+        assert pool.put(index, name[::-1], b"y" * 4096) == "stored"
+        assert pool.drop_namespace(name) == 1
+        pool.leave_namespace(index)
+    assert is_warm(pool) and pool.check() == []
+    with pytest.raises(CorePoolError, match="are in use"):
+        for number in range(300):
+            pool.add_namespace(number.to_bytes(32, "little"), b"", 4096)
+
+
+def test_a_start_that_was_killed_half_way_stands_against_no_other(directory: Path) -> None:
+    """The new file has two names for a moment."""
+    pool = Pool.open(str(directory), pool_bytes=SIZE)
+    store_one(pool)
+    pool.close()
+    os.link(directory / "pool.hpkv", directory / "pool.hpkv.new")
+    again = Pool.open(str(directory))
+    assert is_warm(again)
+    assert [path.name for path in directory.iterdir()] == ["pool.hpkv"]
+
+
 def test_blocks_outlive_the_last_client(directory: Path) -> None:
     pool = Pool.open(str(directory), pool_bytes=SIZE)
     store_one(pool)

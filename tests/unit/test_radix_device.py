@@ -173,6 +173,38 @@ def test_the_stream_of_forwards_follows_the_resolved_arguments(
     assert linker_module.stream_of_forwards(typed, "forward") == found
 
 
+class Identity:
+    """A rank whose namespace is that of its weights."""
+
+    def __init__(self, version: str) -> None:
+        self.namespace = SimpleNamespace(id=version.encode())
+        self.weights_are_private = version.startswith("private:")
+
+    with_weights = classmethod(lambda cls, version: cls(version))
+
+
+def changing(
+    before: str, after: str | None, off: str | None = None
+) -> tuple[HpkvLinker, list[str]]:
+    """A linker with weights `before` that `reset` opens with weights `after`, and what it does."""
+    said: list[str] = []
+    linker = HpkvLinker.__new__(HpkvLinker)
+    linker.loads = SimpleNamespace(reset=lambda: None)  # type: ignore[assignment]
+    linker.engine = SimpleNamespace(close=lambda: said.append("close"))  # type: ignore[assignment]
+    linker.identity, linker.namespace_index = Identity(before), 7  # type: ignore[assignment]
+    linker.pool = SimpleNamespace(  # type: ignore[assignment]
+        drop_namespace=lambda id_: said.append(f"drop {id_.decode()}"),
+        leave_namespace=lambda index: said.append(f"leave {index}"),
+    )
+    linker.storage = SimpleNamespace(  # type: ignore[assignment]
+        drop_namespace_soon=lambda id_: said.append(f"drop on disk {id_.decode()}")
+    )
+    linker._quiesce = lambda: None  # type: ignore[method-assign]
+    linker._enter_namespace = lambda: said.append("enter")  # type: ignore[method-assign]
+    linker._off, linker.suspended, linker._reopen_version = off, "weights", after
+    return linker, said
+
+
 @pytest.mark.parametrize("kind", [RefusedError, RuntimeError, CorePoolError])
 def test_a_rank_that_cannot_copy_after_new_weights_goes_on_and_promises_nothing(
     kind: type[Exception], caplog: pytest.LogCaptureFixture
@@ -180,12 +212,8 @@ def test_a_rank_that_cannot_copy_after_new_weights_goes_on_and_promises_nothing(
     def no_memory() -> None:
         raise kind("system", "no pinned memory")
 
-    linker = HpkvLinker.__new__(HpkvLinker)
-    linker.loads = SimpleNamespace(reset=lambda: None)  # type: ignore[assignment]
-    linker.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-    linker.identity = SimpleNamespace(with_weights=lambda version: version)  # type: ignore[assignment]
-    linker._quiesce, linker._enter_namespace = lambda: None, no_memory  # type: ignore[method-assign]
-    linker._off, linker.suspended, linker._reopen_version = None, "weights", "content:2"
+    linker, _ = changing("content:1", "content:2")
+    linker._enter_namespace = no_memory  # type: ignore[method-assign]
     linker.reset()
     # Not suspended: this rank takes part in every agreement, as the others do.
     assert linker.suspended is None and linker.engine_is_broken()
@@ -194,12 +222,28 @@ def test_a_rank_that_cannot_copy_after_new_weights_goes_on_and_promises_nothing(
 
 @pytest.mark.parametrize("off", [None, "the self-test failed"])
 def test_new_weights_open_the_tiers_again_unless_they_are_off_for_good(off: str | None) -> None:
-    linker = HpkvLinker.__new__(HpkvLinker)
-    linker.loads = SimpleNamespace(reset=lambda: None)  # type: ignore[assignment]
-    linker.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-    linker.identity = SimpleNamespace(with_weights=lambda version: version)  # type: ignore[assignment]
-    linker._quiesce = linker._enter_namespace = lambda: None  # type: ignore[method-assign]
-    linker._off, linker.suspended = off, "weights"
-    linker._reopen_version = "content:2"
+    linker, _ = changing("content:1", "content:2", off)
     linker.reset()
     assert linker.suspended == off
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "steps"),
+    [
+        ("content:1", "content:2", ["close", "leave 7", "enter"]),
+        (
+            "private:1",
+            "private:2",
+            ["close", "drop on disk private:1", "drop private:1", "leave 7", "enter"],
+        ),
+        ("private:1", "private:1", ["close", "enter"]),
+        ("private:1", None, []),
+    ],
+)
+def test_weights_that_never_come_back_take_their_blocks_with_them(
+    before: str, after: str | None, steps: list[str]
+) -> None:
+    """A trainer pushes thousands of times; a pool has places for 128 namespaces."""
+    linker, said = changing(before, after)
+    linker.reset()
+    assert said == steps

@@ -143,6 +143,8 @@ def test_heads_that_a_cpu_server_pads_are_named_by_the_rank(make: Make) -> None:
         ("cuda", {"rope_interleave": False}, "halves"),
         ("npu", {"rope_scaling": {"type": "yarn"}}, "halves"),
         ("npu", {}, "unknown"),
+        ("npu", {"rope_scaling": {"rope_type": "yarn"}}, "halves"),
+        ("npu", {"rope_scaling": {"rope_type": "default", "rope_theta": 1e4}}, "unknown"),
         ("npu", {"rope_scaling": {"type": "yarn"}, "rope_interleave": False}, "unknown"),
     ],
 )
@@ -208,6 +210,38 @@ def test_other_weights_at_the_same_path_are_another_namespace(make: Make, tmp_pa
 def test_what_changes_the_numbers_is_another_namespace(make: Make, change: Any) -> None:
     """Field report F01: bf16 then fp16, for one, have blocks of the same size."""
     assert make(**change).namespace.id != make().namespace.id
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("SGLANG_NPU_USE_MLAPO", True),
+        ("SGLANG_SIMULATE_UNIFORM_EXPERTS", True),
+        ("SGLANG_FP8_IGNORED_LAYERS", True),
+        ("SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR", True),
+        ("SGLANG_RECORD_STEP_TIME", False),
+    ],
+)
+def test_variables_that_change_the_numbers_count_by_their_names(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, counts: bool
+) -> None:
+    from sglang.srt.environ import envs
+
+    assert hasattr(envs, name), "SGLang has no such variable"
+    before = make().namespace.id
+    monkeypatch.setenv(name, "1")
+    assert (make().namespace.id != before) == counts
+    monkeypatch.setenv(name, "")
+    assert make().namespace.id == before
+
+
+def test_code_that_nobody_can_read_makes_the_weights_private(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make(forward_hooks=[{"hook_factory": "mine:steer"}]).weight_version.startswith("private")
+    assert make().weight_version.startswith("content:")
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "mine")
+    assert make().weight_version.startswith("private:")
 
 
 def test_the_form_of_the_overrides_does_not_count(make: Make) -> None:
