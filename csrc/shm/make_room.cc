@@ -37,20 +37,20 @@ std::uint64_t warmth(const View& view, const Run& run) noexcept {
   return warmest;
 }
 
-// What each segment costs: the warmth of its run, 0 when free.
+// What each segment costs: the warmth of its run, 0 when it is free and can be used as it is.
 struct Plan {
   std::vector<std::uint64_t> warmth_of_segment;
   std::vector<Run> runs;
 };
 
-Plan survey(const View& view, std::uint64_t own_stride) {
+Plan survey(const View& view, const Segments& segments, std::uint64_t own_stride) {
   Plan plan;
   const std::uint64_t count = view.superblock().segment_count;
   plan.warmth_of_segment.assign(count, kBlocked);
   for (std::uint64_t i = 0; i < count;) {
     const std::uint64_t word = view.segment(i).word.load(std::memory_order_acquire);
     const std::uint64_t length = View::run_step(word, count - i);
-    std::uint64_t cost = SegmentWord::kind(word) == SegmentKind::free ? 0 : kBlocked;
+    std::uint64_t cost = segments.usable(i, word) ? 0 : kBlocked;
     Run run;
     if (view.block_run(i, run) && run.geometry.stride != own_stride) {
       cost = warmth(view, run);
@@ -75,7 +75,7 @@ bool Allocator::make_room(std::uint64_t stride, std::uint64_t length, std::uint6
                           WaitBudget& budget) noexcept {
   const LockGuard layout(core_, core_.super().layout_lock, budget);
   if (!layout) return false;
-  const Plan plan = survey(core_.view, stride);
+  const Plan plan = survey(core_.view, segments_, stride);
   std::uint64_t best = kBlocked;
   std::uint64_t best_start = 0;
   for (std::uint64_t start = 0; start + length <= plan.warmth_of_segment.size(); ++start) {

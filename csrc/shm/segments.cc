@@ -30,12 +30,19 @@ std::uint64_t Segments::run_length(std::uint64_t stride) const noexcept {
   return run_length_for(stride, core_.super().segment_bytes, core_.super().segment_count);
 }
 
+bool Segments::usable(std::uint64_t segment, std::uint64_t word) const noexcept {
+  if (SegmentWord::kind(word) != SegmentKind::free) return false;
+  return now_ns() >= refused_until_.load(std::memory_order_relaxed) ||
+         core_.view.segment(segment).backed_bytes.load(std::memory_order_acquire) >=
+             core_.super().segment_bytes;
+}
+
 std::optional<std::uint64_t> Segments::find_free(std::uint64_t length) const noexcept {
   const std::uint64_t count = core_.super().segment_count;
   std::uint64_t free_run = 0;
   for (std::uint64_t i = 0; i < count;) {
     const std::uint64_t word = core_.view.segment(i).word.load(std::memory_order_acquire);
-    if (SegmentWord::kind(word) == SegmentKind::free) {
+    if (usable(i, word)) {
       ++free_run;
       ++i;
       if (free_run == length) return i - length;

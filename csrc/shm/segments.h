@@ -36,6 +36,9 @@ class Segments {
 
   [[nodiscard]] std::uint64_t reserved_bytes() const noexcept;
   [[nodiscard]] std::uint64_t run_length(std::uint64_t stride) const noexcept;
+  // Whether a segment with this word is free, and is backed or may be: while memory is refused only
+  // what is backed already is of use.
+  [[nodiscard]] bool usable(std::uint64_t segment, std::uint64_t word) const noexcept;
 
  private:
   [[nodiscard]] std::optional<std::uint64_t> find_free(std::uint64_t length) const noexcept;

@@ -391,6 +391,11 @@ TEST(over_the_memory_limit_a_pool_is_full_and_keeps_serving) {
   CHECK(pool->stats().reserved_bytes == reserved);
   CHECK(pool->stats().evictions > 0);  // it goes on with what it has
   CHECK(holds(*pool, keys[49], 256 * 1024));
+  // A size of block that has no place yet takes the memory of another.
+  const std::uint32_t other = pool->add_namespace(identity(2), {}, 64 * 1024);
+  const auto small = random_keys(1, 3);
+  CHECK(put_one(*pool, other, small[0]) == PutStatus::stored);
+  CHECK(holds(*pool, small[0], 64 * 1024) && pool->stats().reserved_bytes == reserved);
   // File cache counts against a limit, and is given up before it is hit.
   std::ofstream(folder.path() + "/cgroup/memory.stat")
       << "anon 1000\nfile 40000000\nactive_file " << 20 * kMiB << "\ninactive_file " << 10 * kMiB
