@@ -167,7 +167,8 @@ def test_when_the_deadline_passes_the_rest_is_computed(
 ) -> None:
     """The default, none at all, and the cap of `wait_complete`, which is a minute otherwise.
 
-    The read was begun: it ends after the answer, and its block is in the pool then.
+    A read that was begun ends after the answer, and its block is in the pool then. Without a wait
+    the request may be admitted before a reading thread has woken up: then nothing is read.
     """
     config = tiered(
         llama_checkpoint,
@@ -183,10 +184,10 @@ def test_when_the_deadline_passes_the_rest_is_computed(
     answer = server.generate(ask(wanted))
     assert promoted_bytes(pool) == 0, "the answer did not wait for the read"
     assert answer.cached_on("storage") == 0
-    until = time.monotonic() + 30
+    until = time.monotonic() + (15 if policy == "best_effort" else 30)
     while promoted_bytes(pool) == 0 and time.monotonic() < until:
         time.sleep(0.5)
-    assert promoted_bytes(pool) > 0, "the disk was asked"
+    assert promoted_bytes(pool) > 0 or policy == "best_effort", "the disk was asked"
     assert answer.output_ids == reference.output_ids
     server.kill()
 
