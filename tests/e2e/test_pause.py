@@ -38,12 +38,12 @@ def test_requests_that_a_pause_retracts_stand_against_no_flush(
     config = tiered(llama_checkpoint, pool, dtype="float32", tp_size=ranks)
     (server,) = server_factory.fresh(config)
     (tokens,) = prompts(1, 300, seed=61)
-    long = ask(tokens, sampling={"max_new_tokens": 600})
+    long = ask(tokens, sampling={"max_new_tokens": 200})
     reference = server.generate(long)
     server.flush_cache()
     with ThreadPoolExecutor() as threads:
         running = threads.submit(server.generate, long)
-        time.sleep(0.5)
+        time.sleep(0.3)
         server.client.pause("retract")
         try:
             assert not running.done(), "it was to be paused in the middle"
@@ -52,7 +52,7 @@ def test_requests_that_a_pause_retracts_stand_against_no_flush(
             server.client.go_on()
         assert_same_up_to_rounding(running.result(), reference)
     server.flush_cache()
-    assert server.generate(long).cached_on("host") == cacheable(300)
+    assert server.generate(ask(tokens)).cached_on("host") == cacheable(300)
     server.kill()
 
 
