@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,12 +37,6 @@ pytestmark = pytest.mark.server
 
 LENGTH = 500
 KILL_ROUNDS = int(os.environ.get("HPKV_KILL_ROUNDS", "3"))  # 20 for a thorough run
-
-
-@pytest.fixture
-def pool() -> Iterator[Path]:
-    with pool_directory() as folder:
-        yield folder
 
 
 @pytest.fixture

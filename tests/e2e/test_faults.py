@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.e2e.support import (
     ask,
     assert_same_up_to_rounding,
     device_hit,
-    pool_directory,
     prompts,
     tiered,
 )
@@ -22,12 +20,6 @@ from tests.e2e.support import (
 pytestmark = pytest.mark.server
 
 STRICT = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),)
-
-
-@pytest.fixture
-def pool() -> Iterator[Path]:
-    with pool_directory() as folder:
-        yield folder
 
 
 def under_load(server: Server, seed: int, count: int = 8, rounds: int = 3) -> int:

@@ -8,22 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server, ServerConfig, ServerStartError
-from tests.e2e.support import ask, cacheable, pool_directory, prompts, tiered
+from tests.e2e.support import ask, cacheable, prompts, tiered
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture
-def pool() -> Iterator[Path]:
-    with pool_directory() as folder:
-        yield folder
 
 
 def assert_comes_back_from_the_pool(server: Server, page: int = 16) -> None:

@@ -6,7 +6,6 @@ A server with two ranks and one with a single rank work on one pool, with the di
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from tests.e2e.support import (
     assert_same_answer,
     cacheable,
     device_hit,
-    pool_directory,
     prompts,
     storage_flags,
     tiered,
@@ -37,12 +35,6 @@ pytestmark = pytest.mark.server
 
 LENGTH = 400
 PAGES = LENGTH // PAGE
-
-
-@pytest.fixture
-def pool() -> Iterator[Path]:
-    with pool_directory() as folder:
-        yield folder
 
 
 class Stored(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,18 +15,11 @@ from tests.e2e.support import (
     assert_same_up_to_rounding,
     cacheable,
     device_hit,
-    pool_directory,
     prompts,
     tiered,
 )
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture
-def pool() -> Iterator[Path]:
-    with pool_directory() as folder:
-        yield folder
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.e2e.support import (
     assert_same_answer,
     cacheable,
     device_hit,
-    pool_directory,
     prompts,
     tiered,
 )
@@ -26,12 +24,6 @@ from tests.e2e.support import (
 pytestmark = pytest.mark.server
 
 LENGTH = 500
-
-
-@pytest.fixture
-def pool() -> Iterator[Path]:
-    with pool_directory() as folder:
-        yield folder
 
 
 @pytest.mark.parametrize("model", ["llama_checkpoint", "deepseek_checkpoint"])
