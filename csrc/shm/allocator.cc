@@ -1,6 +1,7 @@
 #include "shm/allocator.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "base/points.h"
@@ -200,16 +201,22 @@ template <typename Matches>
 std::uint64_t Allocator::drop_if(Matches&& matches) {
   std::uint64_t dropped = 0;
   const View& view = core_.view;
+  // Shards whose lock was not free in time: its holder is stopped, and costs a wait only once.
+  std::array<bool, kShardCount> stuck{};
   view.for_each_run([&](const Run& run) {
     for (std::uint64_t i = 0; i < run.geometry.block_count; ++i) {
       const std::uint64_t offset = view.descriptor_offset(run, i);
       const Descriptor& block = view.descriptor(offset);
       const std::uint64_t word = block.word.load(std::memory_order_acquire);
       if (BlockWord::state(word) != BlockState::ready || !matches(block)) continue;
+      const Key key = load_key(block);
+      if (stuck[shard_of(key)]) continue;
       WaitBudget budget(kEngineWaitNs);
-      if (const auto place = evict({0, offset, word, load_key(block)}, true, budget)) {
+      if (const auto place = evict({0, offset, word, key}, true, budget)) {
         give_back(*place);
         ++dropped;
+      } else {
+        stuck[shard_of(key)] = budget.left_ns() <= 0;
       }
     }
     return true;

@@ -2,6 +2,7 @@
 // cannot end, a keeper with much to do, and leaving.
 #include <thread>
 
+#include "disk/namespace_files.h"
 #include "tests/tier_rig.h"
 
 namespace hpkv::test {
@@ -197,6 +198,20 @@ TEST(a_last_sync_that_hangs_holds_nobody_who_closes_longer_than_asked) {
   rig.attach();
   CHECK(rig.own.store->lookup(keys) == 10);
   CHECK(rig.own.store->close(kLong));
+}
+
+TEST(a_namespace_that_is_described_while_others_are_pruned_stays) {
+  const Folder folder;
+  const disk::NamespaceFiles files(disk::system_files(), folder.path());
+  const NamespaceInfo old{identity(1), "old", 4096, 0};
+  const NamespaceInfo fresh{identity(2), "fresh", 4096, 0};
+  CHECK(files.write(old) == 0);
+  files.prune([&] {
+    std::vector<NamespaceId> kept;  // as the pool was a moment ago
+    CHECK(files.write(fresh) == 0);
+    return kept;
+  });
+  CHECK(files.exists(old.id) == -ENOENT && files.exists(fresh.id) == 0);
 }
 
 }  // namespace hpkv::test

@@ -56,3 +56,38 @@ def test_a_place_is_nobodys_before_its_last_owner_has_let_go(folder: Path) -> No
         victim.resume()
         assert victim.receive() == "done"
         require_sound(survivor, "after the one that was stopped had let go")
+
+
+def test_a_stopped_process_costs_who_drops_many_blocks_one_wait(folder: Path) -> None:
+    with Client(folder) as survivor, Client(folder) as stopped:
+        survivor.open()
+        index = int(survivor.ask(f"ns 1 {SMALL}"))
+        for number in range(60):
+            assert survivor.ask(f"put {index} {key(number, shard=5 + number % 2)}") == "stored"
+        stopped.open()
+        stopped.ask("arm shard.locked 1 stop")
+        stopped.send(f"put {index} {key(100, shard=5)}")
+        stopped.wait_stop()
+        before = survivor.stats()["lock_timeouts"]
+        assert survivor.ask("clear") == "30", "those of the other shard"
+        assert survivor.stats()["lock_timeouts"] == before + 1
+        stopped.resume()
+        assert stopped.receive() == "stored"
+        assert survivor.ask("clear") == "31"
+        require_sound(survivor, "after both")
+
+
+def test_nothing_counts_as_verified_before_a_client_is_said_to_be_dead(folder: Path) -> None:
+    """Whoever says so may be stopped right then, and nobody else says it again."""
+    with Client(folder) as survivor, Client(folder) as noticer, Client(folder) as victim:
+        for client in (survivor, noticer, victim):
+            client.open()
+        before = survivor.stats()["epoch"]
+        victim.kill()
+        noticer.ask("arm notice.before_state 1 stop")
+        noticer.send("maintain")
+        noticer.wait_stop()
+        assert survivor.stats()["epoch"] > before
+        noticer.resume()
+        assert noticer.receive() == "done"
+        require_sound(survivor, "after both")
