@@ -74,7 +74,7 @@ class Pool:
         """Attach, or create when there is none. Blocks. `CorePoolError` says what to do."""
     @staticmethod
     def check_place(directory: str, *, pool_bytes: int | None = None) -> None:
-        """Raise what `open` would raise now; makes the directory and nothing else. Blocks."""
+        """Raise what `open` would now, but for want of a slot; makes the directory. Blocks."""
     @property
     def path(self) -> str: ...
     @property
@@ -169,7 +169,7 @@ class Store:
         """Attach, or create when there is none. Blocks. `CorePoolError` says what to do."""
     @staticmethod
     def check_place(directory: str, *, storage_bytes: int | None = None) -> None:
-        """Raise what `open` would raise for any pool; makes the directory. Blocks."""
+        """Raise what `open` would for any pool; makes the directory and its LOCK. Blocks."""
     @property
     def path(self) -> str: ...
     @property

@@ -119,9 +119,9 @@ class Pool {
   // bounded number of bytes whatever the pool's size. May block up to 10 s while another process
   // creates the pool.
   [[nodiscard]] static std::unique_ptr<Pool> open(const PoolOptions& options);
-  // Throws what open() would throw at this moment, without attaching: the directory, its owner, the
-  // pool that is there, the room for a new one. Makes the directory and nothing else. May block as
-  // open() does.
+  // Throws what open() would throw at this moment, but for want of a slot, without attaching: the
+  // directory, its owner, the pool that is there, the room for a new one. Makes the directory and
+  // nothing else. May block as open() does.
   static void check_place(const PoolOptions& options);
   ~Pool();
   Pool(const Pool&) = delete;

@@ -59,8 +59,9 @@ def open_pool(settings: Settings) -> Pool:
 def check_places(settings: Settings) -> None:
     """Raise what opening pool and store would raise, as far as it shows before the model is loaded.
 
-    Makes their directories; attaches to nothing. May block: on the disk, and up to 10 s while
-    another process creates the pool. Raises PoolError; its message names the remedy.
+    Makes their directories, and the store's file LOCK; attaches to nothing. May block: on the disk,
+    and up to 10 s while another process creates the pool. Raises PoolError; its message names the
+    remedy.
     """
     with translated():
         Pool.check_place(settings.pool_directory, pool_bytes=settings.pool_bytes)

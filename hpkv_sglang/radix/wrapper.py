@@ -103,11 +103,11 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
         device_pages = result.device_prefix_len // page
         tail_pages = len(key) // page - device_pages
         # The leader of a beam search samples before a failed load could be taken out of its batch.
-        plain = getattr(req, "beam_group", None) is None
+        in_beam = getattr(req, "beam_group", None) is not None
         if (
             tail_pages <= 0
             or self.tiers.suspended
-            or not plain
+            or in_beam
             or getattr(req, "hpkv_recompute", False)
         ):
             if self.promotions is not None:
