@@ -161,7 +161,7 @@ def test_when_the_deadline_passes_the_rest_is_computed(
     """The default, none at all, and the cap of `wait_complete`, which is a minute otherwise.
 
     A read that was begun ends after the answer, and its block is in the pool then. Without a wait
-    the request may be admitted before a reading thread has woken up: then nothing is read.
+    the request may be admitted before a reading thread has woken up: then it is asked once more.
     """
     config = tiered(
         llama_checkpoint,
@@ -177,10 +177,15 @@ def test_when_the_deadline_passes_the_rest_is_computed(
     answer = server.generate(ask(wanted))
     assert promoted_bytes(pool) == 0, "the answer did not wait for the read"
     assert answer.cached_on("storage") == 0
-    until = time.monotonic() + (15 if policy == "best_effort" else 30)
-    while promoted_bytes(pool) == 0 and time.monotonic() < until:
-        time.sleep(0.5)
-    assert promoted_bytes(pool) > 0 or policy == "best_effort", "the disk was asked"
+    for _ in range(4 if policy == "best_effort" else 1):
+        until = time.monotonic() + 30
+        while promoted_bytes(pool) == 0 and time.monotonic() < until:
+            time.sleep(0.5)
+        if promoted_bytes(pool) > 0:
+            break
+        forget_memory(server, pool)
+        server.generate(ask(wanted))
+    assert promoted_bytes(pool) > 0, "the disk was asked"
     assert answer.output_ids == reference.output_ids
     server.kill()
 
