@@ -14,6 +14,7 @@ import atexit
 import http.client
 import logging
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -36,6 +37,10 @@ HOST = "127.0.0.1"
 QUICK_START = str(Path(__file__).with_name("quick_start"))
 _POLL_S = 0.2
 _PROGRESS_S = 10.0
+# SGLang takes others between these and the kernel's own, which begin at 32768.
+_SERVER_PORTS = range(10_000, 21_000)
+# Of data-parallel attention: its handshake, the process group, and its queues.
+_DERIVED_PORTS = (0, 13, *range(233, 241))
 _live: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
@@ -286,11 +291,19 @@ def start_all(servers: Sequence[Server]) -> None:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
+    """A port that was free a moment ago, and so were those that SGLang derives from it.
+
+    Below the ports that the kernel gives to connections, which would take a derived one meanwhile.
+    """
+    for port in random.SystemRandom().sample(_SERVER_PORTS, 100):
+        try:
+            for derived in _DERIVED_PORTS:
+                with socket.socket() as probe:
+                    probe.bind((HOST, port + derived))
+        except OSError:
+            continue
         return port
+    raise RuntimeError(f"no port is free in {_SERVER_PORTS}")
 
 
 @atexit.register
