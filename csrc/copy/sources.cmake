@@ -5,6 +5,7 @@ list(APPEND HPKV_COPY
   copy/ticket.cc
   copy/cpu/copies.cc
   copy/cpu/engine.cc
+  copy/stream/assembly.cc
   copy/stream/copy_stream.cc
   copy/stream/core.cc
   copy/stream/engine.cc

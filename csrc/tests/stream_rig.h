@@ -70,10 +70,11 @@ class StreamRig {
   }
 
   // Blocks of the layout's own format, in the words of a source.
-  [[nodiscard]] std::shared_ptr<const BlockSource> source() const {
+  [[nodiscard]] std::shared_ptr<const BlockSource> source(
+      std::uint64_t block_bytes = kBlockBytes) const {
     const BlockLayout own = layout();
     const std::vector<Region> regions(own.regions().begin(), own.regions().end());
-    return std::make_shared<BlockSource>(own, kBlockBytes,
+    return std::make_shared<BlockSource>(own, block_bytes,
                                          std::vector<std::vector<Region>>{regions});
   }
 

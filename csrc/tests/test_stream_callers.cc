@@ -245,13 +245,15 @@ TEST(a_load_waits_for_the_chooser_and_for_the_user) {
     const DevicePages pages = rig.choose({4, 5});
     const auto load = rig.engine->load_resident(rig.lease({keys[1], keys[2]}), pages, rig.streams(),
                                                 with_source ? rig.source() : nullptr);
-    rig.device->release(rig.schedule);
+    // The host needs neither: what waits for them is on the device.
     for (std::uint32_t layer = 0; layer < StreamRig::kLayers; ++layer) {
       CHECK(load->wait_layer_on(rig.forward, layer));
     }
-    std::this_thread::sleep_for(milliseconds(5));
-    CHECK(!load->ticket.layer_done(0));
-    rig.device->release(rig.forward);
+    for (const StreamHandle held : {rig.schedule, rig.forward}) {
+      std::this_thread::sleep_for(milliseconds(5));
+      CHECK(!load->ticket.layer_done(0));
+      rig.device->release(held);
+    }
     CHECK(load->ticket.wait());
     CHECK(intact && rig.page_is(4, keys[1]) && rig.page_is(5, keys[2]));
     CHECK(!rig.device->has_waited(std::this_thread::get_id()));
@@ -275,27 +277,30 @@ TEST(a_load_of_known_pages_waits_for_both_streams_too) {
   }
 }
 
-TEST(a_load_through_a_source_with_a_page_that_is_none_fails_and_writes_nothing) {
-  CallersRig rig;
-  const auto keys = random_keys(2);
-  rig.store(keys);
-  const auto before = rig.memory;
-  const DevicePages pages = rig.choose({3, static_cast<std::int64_t>(StreamRig::kPages)});
-  const auto load = rig.engine->load_resident(rig.lease(keys), pages, rig.streams(), rig.source());
-  CHECK(!load->wait_layer_on(rig.forward, 0));
-  CHECK(!load->ticket.wait());
-  CHECK(rig.memory == before && rig.pool->stats().pinned == 0);
+TEST(a_load_leaves_a_page_out_that_is_none) {
+  for (const bool with_source : {false, true}) {
+    CallersRig rig;
+    const auto keys = random_keys(3);
+    rig.store(keys);
+    rig.fill_page(3, keys[1]);
+    const auto expected = rig.memory;
+    rig.wipe_page(3);
+    const DevicePages pages = rig.choose({-1, 3, static_cast<std::int64_t>(StreamRig::kPages)});
+    const auto load = rig.engine->load_resident(rig.lease(keys), pages, rig.streams(),
+                                                with_source ? rig.source() : nullptr);
+    CHECK(load->ticket.wait());
+    CHECK(rig.memory == expected && rig.pool->stats().pinned == 0);
+  }
 }
 
 TEST(a_wait_for_a_layer_that_is_not_enqueued_is_not_tried) {
   CallersRig rig;
   const auto keys = random_keys(1);
   rig.store(keys);
-  rig.device->hold(rig.schedule);
-  const auto load =
-      rig.engine->load_resident(rig.lease(keys), rig.choose({4}), rig.streams(), rig.source());
+  rig.engine->hold_loads();
+  const auto load = rig.engine->load_resident(rig.lease(keys), rig.choose({4}), rig.streams());
   CHECK(load->try_wait_layer_on(rig.forward, 0) == std::nullopt);
-  rig.device->release(rig.schedule);
+  rig.engine->release_loads();
   CHECK(load->wait_layer_on(rig.forward, 0));
   CHECK(load->try_wait_layer_on(rig.forward, 0) == true);
   CHECK(load->ticket.wait());

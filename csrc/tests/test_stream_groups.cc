@@ -328,16 +328,15 @@ TEST(a_load_that_fails_before_its_first_copy_leaves_the_others) {
   GroupRig rig;
   const auto keys = random_keys(4);
   rig.store(keys);
-  const std::vector<std::int64_t> outside = {static_cast<std::int64_t>(StreamRig::kPages) * 16};
   rig.engine->hold_loads();
   const auto first = rig.load({keys[0]}, {3});
-  const auto no_page = rig.engine->load_resident(rig.lease({keys[1]}), {outside.data(), 1, 16},
-                                                 Streams{rig.forward}, rig.source());
+  const auto other_size = rig.engine->load_on_streams(rig.lease({keys[1]}), {9}, {},
+                                                      rig.source(StreamRig::kBlockBytes + 16));
   rig.engine->faults().fail_next(CopyKind::load, 1);
   const auto injected = rig.load({keys[2]}, {5});
   const auto last = rig.load({keys[3]}, {7});
   rig.engine->release_loads();
-  CHECK(!no_page->ticket.wait() && !injected->ticket.wait());
+  CHECK(!other_size->ticket.wait() && !injected->ticket.wait());
   CHECK(first->ticket.wait() && last->ticket.wait());
   CHECK(rig.writes() == std::vector<Write>({{0, 3}, {0, 7}, {1, 3}, {1, 7}, {2, 3}, {2, 7}}));
   CHECK(rig.pool->stats().pinned == 0 && rig.engine->check().empty());

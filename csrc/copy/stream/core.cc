@@ -87,7 +87,6 @@ Core::Core(std::shared_ptr<Device> the_device, std::shared_ptr<Pool> the_pool,
       load_gates(device, health, events),
       to_host(device, health, events, false),
       spill_gates(device, health, events),
-      load_indices(device, health, events, options.index_rows),
       spill_indices(device, health, events, options.index_rows) {}
 
 bool Core::trusted(const BlockRef& ref) {

@@ -29,7 +29,8 @@ struct StreamOptions {
   std::size_t staging_slots = 0;  // overrides it
   // Tables of loads that are read in place, of 4 KiB: one for up to 256 pages on their way.
   std::size_t load_tables = 256;
-  // Page indices that come from the device in one piece: 64 KiB of pinned memory a direction.
+  // Page indices of spills by batches that come from the device in one piece: 64 KiB of pinned
+  // memory.
   std::size_t index_rows = 8192;
   // The most that is registered of the pool in one call: large ones are reported to fail. 0 is for
   // a pool that is not registered.
@@ -101,7 +102,6 @@ struct Core {
   GateMaker load_gates;
   CopyStream to_host;
   GateMaker spill_gates;
-  IndexReader load_indices;
   IndexReader spill_indices;
 
   // Whether the bytes of a pinned block are what was stored, checking them if nobody did yet.

@@ -49,9 +49,9 @@ class StreamEngine final : public CopyEngine {
   // everybody here has read them.
   //
   // Nobody may have seen them on the host, so a page outside the layout is no error of the call: a
-  // spill drops it, a load leaves it out, or fails when it has a source. Both throw
-  // Error{argument} for another number of pages than keys or blocks, a page size of 0, or an
-  // address that no int64 can have; a load then gives its pins back.
+  // spill drops it, a load leaves it out. Both throw Error{argument} for another number of pages
+  // than keys or blocks, a page size of 0, or an address that no int64 can have; a load then gives
+  // its pins back.
   std::shared_ptr<StreamSpill> spill_resident(std::vector<Key> keys, DevicePages pages,
                                               const After& after, Turn turn = {});
   std::shared_ptr<StreamLoad> load_resident(Lease lease, DevicePages pages, const After& after,

@@ -111,8 +111,9 @@ void Loads::enqueue_all() {
 
 bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
   delay(*work, 0);
-  if (work->load->ticket.failed() || !trusted(*work) || !fetch_pages(*work)) return false;
-  const bool by_kernel = !work->request.source && scatters_by_kernel(core_, work->request.resident);
+  if (work->load->ticket.failed() || !trusted(*work)) return false;
+  work->assembly = assembly_of(work->request.source);
+  const bool by_kernel = scatters_by_kernel(core_, work->request.resident);
   for (LoadBatch& batch : cut_load(core_, blocks_in_place(*work), by_kernel)) {
     // What take() would wait for comes free by what is enqueued. And a batch is filled while the
     // one before it is on its way.
@@ -160,15 +161,16 @@ bool Loads::trusted(const Work& work) {
   return true;
 }
 
-bool Loads::fetch_pages(Work& work) {
-  LoadRequest& request = work.request;
-  if (!request.source || request.resident.count == 0) return true;
-  if (!core_.load_indices.read(work.gate.chooser, request.resident, core_.layout.page_count(),
-                               request.pages)) {
-    return false;
-  }
-  request.resident = {};
-  return std::ranges::none_of(request.pages, [](std::int64_t page) { return page < 0; });
+std::shared_ptr<const Assembly> Loads::assembly_of(
+    const std::shared_ptr<const BlockSource>& source) {
+  if (source == nullptr) return nullptr;
+  const auto known = assemblies_.find(source);
+  if (known != assemblies_.end()) return known->second;
+  // Those of sources that only this map knows are of no use any more.
+  std::erase_if(assemblies_, [](const auto& entry) { return entry.first.use_count() == 1; });
+  auto assembly = std::make_shared<const Assembly>(core_.layout, *source);
+  assemblies_.emplace(source, assembly);
+  return assembly;
 }
 
 void Loads::delay(Work& work, std::uint32_t layer) {
@@ -224,9 +226,8 @@ bool Loads::enqueue_copies(const Work& work, const LoadBatch& batch, std::uint32
   const auto refs =
       request.lease.refs().subspan(batch.first * per_page, batch.blocks.size() * per_page);
   const PageBlocks own = pages_of(work, batch);
-  fill_slots(core_, layer, own, refs, request.source.get());
-  const Status status = request.source ? enqueue_scatter(core_, layer, own, *request.source)
-                                       : enqueue_scatter(core_, layer, own);
+  fill_slots(core_, layer, own, refs, work.assembly.get());
+  const Status status = enqueue_scatter(core_, layer, own);
   add(core_.counters.loaded_bytes, batch.blocks.size() * core_.layout.layer_bytes(layer));
   return core_.health->check(status);
 }

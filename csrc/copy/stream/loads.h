@@ -6,10 +6,10 @@
 //   land      thread 2   waits for the device; only then are slots free, and the ticket is done
 //
 // A block in memory that is registered with the device is read where it lies, pinned until it has
-// landed; the others are staged. Through a source, all are: their parts may be of any size.
+// landed; the others are staged. Through a source, all are: in a slot they become a block of the
+// layout's own format (assembly.h).
 //
-// Page indices that only the device has stay there, where the kernel reads them. A load through a
-// source goes by spans, which are made of indices: thread 1 fetches them.
+// Page indices that only the device has stay there, where the kernel reads them.
 //
 // A load that has slots for all its staged pages goes as one batch, without a wait; a larger one in
 // batches of half the lane, and its layers are ready with the last batch (see load_batch.h).
@@ -28,12 +28,14 @@
 // when its set is empty.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "copy/stream/assembly.h"
 #include "copy/stream/core.h"
 #include "copy/stream/load_batch.h"
 #include "copy/stream/queue.h"
@@ -79,6 +81,7 @@ class Loads {
   struct Work {
     std::shared_ptr<StreamLoad> load;
     LoadRequest request;
+    std::shared_ptr<const Assembly> assembly;  // of its source; thread 1
     Gate gate;
     std::uint32_t landed_layers = 0;  // thread 2
   };
@@ -110,7 +113,8 @@ class Loads {
   void leave(Taken taken, bool whole);
   void end(const WorkRef& work);
   [[nodiscard]] bool trusted(const Work& work);
-  [[nodiscard]] bool fetch_pages(Work& work);
+  [[nodiscard]] std::shared_ptr<const Assembly> assembly_of(
+      const std::shared_ptr<const BlockSource>& source);
   // Where the device reads each page; null: nowhere but in a slot.
   [[nodiscard]] std::vector<std::byte*> blocks_in_place(const Work& work);
   [[nodiscard]] bool enqueue_layer(const Taken& taken, std::uint32_t layer);
@@ -122,6 +126,8 @@ class Loads {
   void finish(Work& work);
 
   Core& core_;
+  std::map<std::shared_ptr<const BlockSource>, std::shared_ptr<const Assembly>>
+      assemblies_;  // thread 1
   std::mutex mutex_;
   std::set<std::shared_ptr<StreamLoad>> open_;  // mutex_
   bool stopping_ = false;                       // mutex_

@@ -25,27 +25,6 @@ void walk_layout(const Core& core, std::uint32_t layer, std::uint32_t end, std::
   }
 }
 
-// One piece of a layer that a source puts together: in a slot they lie end to end, in this order.
-struct SourcePiece {
-  const Region& region;
-  std::size_t part;
-  std::uint64_t piece;
-  std::uint64_t slot_offset;
-};
-
-template <typename Visit>
-void walk_source(const Core& core, const BlockSource& source, std::uint32_t layer, Visit&& visit) {
-  std::uint64_t offset = core.layer_offsets[layer];
-  for (std::size_t part = 0; part < source.blocks_per_page(); ++part) {
-    for (const Region& region : source.regions(layer, part)) {
-      for (std::uint64_t piece = 0; piece < region.piece_count; ++piece) {
-        visit(SourcePiece{region, part, piece, offset});
-        offset += region.piece_bytes;
-      }
-    }
-  }
-}
-
 // Calls run(job) for each chunk of at most kTableRows pages.
 template <typename Run>
 Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, const PageBlocks& batch,
@@ -137,38 +116,21 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& 
   return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
 }
 
-Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch,
-                       const BlockSource& source) {
-  std::vector<Span> spans;
-  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
-    const std::byte* const slot = batch.blocks[i];
-    const auto page = static_cast<std::uint64_t>(batch.pages[i]);
-    walk_source(core, source, layer, [&](const SourcePiece& one) {
-      spans.push_back(
-          {one.region.piece(page, one.piece), slot + one.slot_offset, one.region.piece_bytes});
-    });
-  }
-  if (spans.empty()) return {};
-  return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
-}
-
 void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,
-                std::span<const BlockRef> refs, const BlockSource* source) {
+                std::span<const BlockRef> refs, const Assembly* assembly) {
   const std::uint64_t begin = core.layer_offsets[layer];
   const std::uint64_t bytes = core.layer_offsets[layer + 1] - begin;
+  std::vector<const std::byte*> payloads(refs.size() / batch.blocks.size());
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
     std::byte* const slot = batch.blocks[i];
-    if (source == nullptr) {
-      const std::byte* const payload = core.pool->payload(refs[i]);
-      if (slot != payload) copy_nt_unfenced(slot + begin, payload + begin, bytes);
-      continue;
+    const auto own = refs.subspan(i * payloads.size(), payloads.size());
+    std::ranges::transform(own, payloads.begin(),
+                           [&core](const BlockRef& ref) { return core.pool->payload(ref); });
+    if (assembly != nullptr) {
+      assembly->fill(layer, payloads, slot);
+    } else if (slot != payloads.front()) {
+      copy_nt_unfenced(slot + begin, payloads.front() + begin, bytes);
     }
-    const auto own = refs.subspan(i * source->blocks_per_page(), source->blocks_per_page());
-    walk_source(core, *source, layer, [&](const SourcePiece& one) {
-      const std::byte* const payload = core.pool->payload(own[one.part]);
-      std::memcpy(slot + one.slot_offset, payload + one.region.block_piece(one.piece),
-                  one.region.piece_bytes);
-    });
   }
   // The device reads what the call that starts it finds in memory.
   nt_fence();

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "copy/source.h"
+#include "copy/stream/assembly.h"
 #include "copy/stream/core.h"
 
 namespace hpkv::stream {
@@ -36,13 +36,10 @@ Status enqueue_gather(const Core& core, const PageBlocks& batch);
 [[nodiscard]] bool scatters_by_kernel(const Core& core, const DevicePages& resident);
 // One layer of blocks to device pages.
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch);
-// The same for slots that were filled through a source; by spans.
-Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch,
-                       const BlockSource& source);
 
 // A layer of each page's blocks into its slot, but for pages that are read in the pool. `refs` are
-// those of the batch: one per page, or as many as the source says.
+// those of the batch, as many a page for each: one, or the parts that `assembly` puts together.
 void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,
-                std::span<const BlockRef> refs, const BlockSource* source);
+                std::span<const BlockRef> refs, const Assembly* assembly);
 
 }  // namespace hpkv::stream
