@@ -136,6 +136,7 @@ RegionInfo Catalog::region(std::uint32_t region) const noexcept {
     info.capacity = record.capacity.load(std::memory_order_acquire);
     info.used = record.used.load(std::memory_order_acquire);
     info.live = record.live.load(std::memory_order_acquire);
+    info.places = record.entries_capacity.load(std::memory_order_acquire);
     if (record.word.load(std::memory_order_acquire) == word) break;
   }
   return info;

@@ -52,6 +52,8 @@ struct RegionInfo {
   std::uint32_t capacity = 0;  // records
   std::uint32_t used = 0;      // number of the next record
   std::uint32_t live = 0;      // entries; a guess that may be too high after a death
+  std::uint32_t places = 0;    // for entries that the index has memory for: the most `capacity`
+                               // that begin_region() needs no memory for
 };
 
 // Which blocks a survey offers.
@@ -110,8 +112,8 @@ class Catalog {
   // Starts the contents of a region of ours anew, best while it is `dropping`, so that a death
   // before its header is written leaves a sealed region without entries, and not one to be
   // continued: no entries, next number 0, room for `capacity` entries. False: no index memory for
-  // them (drop an old region and use that one), or a lock was not free in time; the region is then
-  // empty or as it was, and still ours.
+  // them (up to `places` need none: drop such an old region and use that one), or a lock was not
+  // free in time; the region is then empty or as it was, and still ours.
   [[nodiscard]] bool begin_region(std::uint32_t region, std::uint32_t file_generation,
                                   std::uint64_t stride, std::uint32_t capacity);
   // The order of sealing, of a region of ours.

@@ -10,14 +10,14 @@ constexpr int kRemovalsAtOnce = 4;
 
 }  // namespace
 
-std::optional<std::uint32_t> Evictor::take_oldest() {
+std::optional<std::uint32_t> Evictor::take_oldest(std::uint32_t places) {
   Catalog& catalog = *context_.catalog;
   // Another process may be faster with the one that was chosen: look again, but not for ever.
   for (int attempt = 0; attempt < 16; ++attempt) {
     std::optional<RegionInfo> oldest;
     for (std::uint32_t i = 0; i < context_.region_count(); ++i) {
       const RegionInfo info = catalog.region(i);
-      if (info.state != RegionState::sealed || info.owned) continue;
+      if (info.state != RegionState::sealed || info.owned || info.places < places) continue;
       const auto rank = [](const RegionInfo& r) { return std::pair(r.live != 0, r.sequence); };
       if (!oldest || rank(info) < rank(*oldest)) oldest = info;
     }
@@ -51,8 +51,8 @@ bool Evictor::finish(std::uint32_t region) {
   return forgotten;
 }
 
-bool Evictor::evict_oldest() {
-  const auto region = take_oldest();
+bool Evictor::evict_oldest(std::uint32_t places) {
+  const auto region = take_oldest(places);
   return region && finish(*region);
 }
 

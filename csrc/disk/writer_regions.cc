@@ -121,18 +121,21 @@ bool Writer::start(std::uint32_t region, std::uint64_t stride, bool may_grow, in
   return true;
 }
 
-// There is no free region: something makes way.
+// There is no free region: something makes way. Or there is one, and the index has no memory for
+// its records: then it is one that has places for as many, because any other would not help.
 bool Writer::give_way(std::uint64_t stride) {
-  if (evictor_.evict_oldest()) return true;
+  const std::uint32_t places =
+      room_is_left() ? region_capacity(context_.header().region_bytes, stride) : 0;
+  if (evictor_.evict_oldest(places)) return true;
   for (std::uint32_t i = 0; i < context_.region_count(); ++i) {
     const RegionInfo info = context_.catalog->region(i);
-    if (info.state != RegionState::open || info.owned) continue;
+    if (info.state != RegionState::open || info.owned || info.places < places) continue;
     if (!context_.catalog->claim(i, RegionState::open, RegionState::sealing)) continue;
     context_.files.drop(i);
     return seal_region(context_, i) == 0;
   }
   for (const auto& [other, open] : open_) {
-    if (other == stride) continue;
+    if (other == stride || context_.catalog->region(open.region).places < places) continue;
     seal(other);
     return true;
   }

@@ -1,7 +1,9 @@
 // A disk that fails for a moment, or is full, costs nothing that it will give again: what nobody
-// could look at stays unknown until somebody can, and what is not synced keeps its old place.
+// could look at stays unknown until somebody can, and what is not synced keeps its old place. Nor
+// does an index without memory cost more than it must.
 #include <algorithm>
 
+#include "shm/segments.h"
 #include "tests/store_rig.h"
 
 namespace hpkv::test {
@@ -248,6 +250,56 @@ TEST(what_is_added_to_a_region_that_was_nearly_sealed_is_found_again) {
   StoreSide side(other_pool(folder, "second"), place_in(folder));
   side.recover_all();
   CHECK(side.count_served(keys) == keys.size());
+}
+
+// ---- what the index has no memory for ----
+
+namespace {
+
+// Takes what the index of this pool may still take for entries: a quarter of the segments.
+void use_up_memory_for_entries(const PoolOptions& options) {
+  shm::Core core(shm::attach(options), options);
+  shm::Segments segments(core);
+  const shm::Superblock& super = core.super();
+  const auto index_segments = [&] {
+    std::uint64_t count = 0;
+    for (std::uint64_t i = 0; i < super.segment_count; ++i) {
+      const std::uint64_t word = core.view.segment(i).word.load();
+      count += shm::SegmentWord::kind(word) == shm::SegmentKind::index ? 1 : 0;
+    }
+    return count;
+  };
+  while (index_segments() < super.segment_count / 4 ||
+         super.index_cursor.load() + 512 <= super.segment_bytes) {
+    CHECK(segments.take_index_memory(512).has_value());
+  }
+}
+
+}  // namespace
+
+TEST(a_size_of_block_that_the_index_has_no_memory_for_costs_one_region_of_another_and_not_all) {
+  const Folder folder;
+  StoreSide large(folder.options(), place_in(folder));
+  const std::uint64_t each = large.records_per_region();
+  const auto keys = random_keys(large.store->info().region_count * each);
+  const auto half = std::span(keys).first(keys.size() - each / 2 - 1);
+  for (const Key& key : half) CHECK(large.append_one(key).written == 1);
+  CHECK(large.count_served(half) == half.size());
+  use_up_memory_for_entries(folder.options());
+  StorePlace place = place_in(folder);
+  place.block_bytes = 3000;
+  StoreSide small(folder.options(), place, 2);
+  for (const Key& key : random_keys(8, 2)) {
+    const auto result = small.append_one(key);
+    CHECK(result.written == 0 && result.no_room);
+  }
+  CHECK(small.store->counters().regions_evicted == 1);
+  CHECK(large.count_served(half) >= half.size() - each);
+  // The size that has places goes on with what it has.
+  const auto more = std::span(keys).subspan(half.size());
+  for (const Key& key : more) CHECK(large.append_one(key).written == 1);
+  CHECK(large.count_served(more) == more.size());
+  require_sound(*large.pool);
 }
 
 }  // namespace hpkv::test
