@@ -95,7 +95,6 @@ class StreamEngine:
         threads: int = 2,
         staging_bytes: int = 268435456,
         spill_path: Literal["batch", "kernel"] = "kernel",
-        load_path: Literal["batch", "kernel"] = "kernel",
         register_pool: bool = True,
     ) -> None:
         """``page_size`` slots a page. ``threads`` checksum and publish; ``staging_bytes`` of host
@@ -103,9 +102,9 @@ class StreamEngine:
         so far.
 
         By the kernel nobody waits for page indices; for spills by batches an engine thread fetches
-        them, behind the chooser. A load without a source goes by the kernel whatever ``load_path``
-        says. ValueError unless blocks of the namespace have the layout's size, for a page size of 0
-        and for another path; `CorePoolError` when the device refuses. Blocks."""
+        them, behind the chooser. ValueError unless blocks of the namespace have the layout's size,
+        for a page size of 0 and for another path; `CorePoolError` when the device refuses.
+        Blocks."""
     def spill(
         self,
         keys: KeyBatch,
@@ -138,8 +137,7 @@ class StreamEngine:
         `CopyEngine.load`; streams and indices as in `spill`: pages are written behind what ``user``
         does so far, because it may still use what was in them. Returns at once.
 
-        A page outside the layout is left out, or, with a source, fails the ticket. ValueError
-        besides for an address that is none."""
+        A page outside the layout is left out. ValueError besides for an address that is none."""
     def hold_loads(self) -> None:
         """Loads from here on, of any thread, are for one forward pass: they begin side by side, the
         first layer of each before the second of any, with the last `release_loads`. Do not wait for

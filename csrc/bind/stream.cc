@@ -129,13 +129,12 @@ void bind_engine(nb::module_& module) {
       [](StreamEngineHandle* self, const DeviceHandle& device, PoolHandle& pool,
          std::uint32_t namespace_index, const BlockLayout& layout, std::uint64_t page_size,
          std::uint32_t threads, std::uint64_t staging_bytes, const std::string& spill_path,
-         const std::string& load_path, bool register_pool) {
+         bool register_pool) {
         if (page_size == 0) throw nb::value_error("copy engine: a page of 0 tokens");
         StreamOptions options;
         options.queues.threads = threads;
         options.staging_bytes = staging_bytes;
         options.spill_path = path_named("spill_path", spill_path);
-        options.load_path = path_named("load_path", load_path);
         if (!register_pool) options.registered_piece_bytes = 0;
         auto made = checked([&] {
           return std::make_unique<StreamEngine>(device.device, pool.pool, namespace_index, layout,
@@ -147,7 +146,7 @@ void bind_engine(nb::module_& module) {
       nb::arg("device"), nb::arg("pool"), nb::arg("namespace"), nb::arg("layout"), nb::kw_only(),
       nb::arg("page_size"), nb::arg("threads") = 2,
       nb::arg("staging_bytes") = StreamOptions().staging_bytes, nb::arg("spill_path") = "kernel",
-      nb::arg("load_path") = "kernel", nb::arg("register_pool") = true);
+      nb::arg("register_pool") = true);
   bind_submission(engine);
   bind_running(engine);
   engine

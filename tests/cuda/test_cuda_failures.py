@@ -55,7 +55,7 @@ def test_a_device_that_is_not_there_is_refused_by_its_number() -> None:
 def test_two_engines_on_one_pool_read_what_the_other_stored(directory: str) -> None:
     layout = FORMS["mla-bf16"](32)
     rig = Rig(directory, layout)
-    engines = [rig.engine(), rig.engine(spill_path="kernel", load_path="batch")]
+    engines = [rig.engine(), rig.engine(spill_path="batch")]
     halves = [list(range(8)), list(range(8, 16))]
     stored = [read(layout, half) for half in halves]
     torch.cuda.synchronize()
@@ -80,7 +80,7 @@ def test_two_engines_on_one_pool_read_what_the_other_stored(directory: str) -> N
 def test_closing_while_copies_run_ends_every_ticket(directory: str, path: str) -> None:
     rig = Rig(directory, FORMS["gqa-bf16"](16))
     with torch.cuda.stream(rig.schedule):
-        copies = rig.engine(spill_path=path, load_path=path)
+        copies = rig.engine(spill_path=path)
         rig.warm_up(copies)
         everything = list(range(PAGES))
         values, keys = read(rig.layout, everything), keys_of(0, PAGES)

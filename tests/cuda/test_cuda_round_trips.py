@@ -40,8 +40,8 @@ def scattered(seed: int) -> tuple[list[int], list[int]]:
     return [PAGES, *order[: COUNT - 1]], [0, *order[COUNT : 2 * COUNT - 1]]
 
 
-def round_trip(rig: Rig, seed: int, *, disk: str | None = None, **options: str) -> None:
-    copies = rig.engine(spill_path=options["spill"], load_path=options["load"])
+def round_trip(rig: Rig, seed: int, *, disk: str | None = None, spill: str) -> None:
+    copies = rig.engine(spill_path=spill)
     sources, targets = scattered(seed)
     stored = read(rig.layout, sources)
     keys = keys_of(seed, COUNT)
@@ -80,7 +80,7 @@ def test_every_tensor_comes_back_through_the_pool(
 ) -> None:
     rigs.append(Rig(directory, FORMS[form](page_size)))
     for seed, path in enumerate(PATHS):
-        round_trip(rigs[0], seed * 100, spill=path, load=path)
+        round_trip(rigs[0], seed * 100, spill=path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -89,7 +89,7 @@ def test_every_tensor_comes_back_through_the_disk(
     directory: str, rigs: list[Rig], tmp_path: Path, form: str, path: str
 ) -> None:
     rigs.append(Rig(directory, FORMS[form](16)))
-    round_trip(rigs[0], 7, disk=str(tmp_path / "store"), spill=path, load=path)
+    round_trip(rigs[0], 7, disk=str(tmp_path / "store"), spill=path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -97,7 +97,7 @@ def test_the_default_stream_orders_copies_too(directory: str, rigs: list[Rig], p
     rig = Rig(directory, FORMS["gqa-bf16"](16), overlap=False)
     rigs.append(rig)
     rig.schedule = rig.forward = torch.cuda.default_stream()
-    round_trip(rig, 3, spill=path, load=path)
+    round_trip(rig, 3, spill=path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -107,7 +107,7 @@ def test_a_load_larger_than_the_staging_lands_whole(
     layout = FORMS["mla-bf16"](64)
     rig = Rig(directory, layout)
     rigs.append(rig)
-    copies = rig.engine(staging_bytes=8 * layout.block.block_bytes, spill_path=path, load_path=path)
+    copies = rig.engine(staging_bytes=8 * layout.block.block_bytes, spill_path=path)
     everything = list(range(PAGES))
     stored = read(layout, everything)
     keys = keys_of(0, PAGES)

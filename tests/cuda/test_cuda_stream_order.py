@@ -34,7 +34,7 @@ def traffic(request: pytest.FixtureRequest, directory: str, path: str) -> Iterat
     """Everything is warm, and the schedule stream is the current one, as in SGLang."""
     rig = Rig(directory, FORMS["gqa-bf16"](16), overlap=request.param)
     with torch.cuda.stream(rig.schedule):
-        copies = rig.engine(spill_path=path, load_path=path)
+        copies = rig.engine(spill_path=path)
         rig.warm_up(copies)
         yield rig, copies
         torch.cuda.synchronize()

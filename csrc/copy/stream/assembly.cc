@@ -13,24 +13,15 @@ struct Place {
   std::uint64_t bytes;
 };
 
-// Ascending on the device; those that follow each other on both sides are one.
+// Ascending on the device.
 std::vector<Place> places_of(const BlockLayout& layout, std::uint32_t layer) {
-  std::vector<Place> all;
+  std::vector<Place> places;
   layout.for_each_piece(layer, 0,
                         [&](const std::byte* device, std::uint64_t block, std::uint64_t bytes) {
-                          all.push_back({reinterpret_cast<std::uint64_t>(device), block, bytes});
+                          places.push_back({reinterpret_cast<std::uint64_t>(device), block, bytes});
                         });
-  std::ranges::sort(all, {}, &Place::device);
-  std::vector<Place> joined;
-  for (const Place& place : all) {
-    if (!joined.empty() && joined.back().device + joined.back().bytes == place.device &&
-        joined.back().block + joined.back().bytes == place.block) {
-      joined.back().bytes += place.bytes;
-    } else {
-      joined.push_back(place);
-    }
-  }
-  return joined;
+  std::ranges::sort(places, {}, &Place::device);
+  return places;
 }
 
 // Calls visit(offset in the piece, place in the block, bytes) for a piece of a source at `device`.
@@ -102,9 +93,10 @@ void Assembly::fill(std::uint32_t layer, std::span<const std::byte* const> parts
                     std::byte* block) const {
   for (std::size_t i = begin_[layer]; i < begin_[layer + 1]; ++i) {
     const auto& [first, count, from_step, to_step] = runs_[i];
+    // Summed up before the addresses are made: a step may be negative, modulo 2^64.
     for (std::uint64_t k = 0; k < count; ++k) {
-      std::memcpy(block + first.to + k * to_step, parts[first.part] + first.from + k * from_step,
-                  first.bytes);
+      std::memcpy(block + (first.to + k * to_step),
+                  parts[first.part] + (first.from + k * from_step), first.bytes);
     }
   }
 }
