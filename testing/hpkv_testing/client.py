@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,8 +121,16 @@ class Client:
             raise ServerError(status, path, text)
         return text
 
-    def generate(self, ask: Ask | None = None, **fields: Any) -> Answer:
-        """Ask and wait. Takes an `Ask` or the fields of one. Raises ServerError."""
+    def generate(
+        self,
+        ask: Ask | None = None,
+        at_first_token: Callable[[], None] | None = None,
+        **fields: Any,
+    ) -> Answer:
+        """Ask and wait. Takes an `Ask` or the fields of one. Raises ServerError.
+
+        `at_first_token` is called when that has come, of an `Ask` that streams.
+        """
         ask = _one_ask(ask, fields)
         start = time.perf_counter()
         if not ask.stream:
@@ -132,6 +140,8 @@ class Client:
         for last in self._events(ask.body()):
             if first is None and last.get("output_ids"):
                 first = time.perf_counter() - start
+                if at_first_token is not None:
+                    at_first_token()
         if last is None:
             raise ServerError(200, "/generate", "the stream ended without an event")
         return _answer(last, first, time.perf_counter() - start)

@@ -14,6 +14,8 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"streams": 200}                    not a fault: copies by the stream engine, on a device of
                                         threads that is late by up to 200 us, see host_streams.py
     {"device_lost_after": 500}          that device is lost at its 500th call
+    {"unhurried": true}                 not a fault: what the tiers give up on a busy machine for
+                                        want of time, they wait for: 60 s each
 
 and of observers, which report in the server's log when the tree is flushed:
 
@@ -152,6 +154,19 @@ def _wait_complete_cap_s(_cache: Any, _linker: Any, value: float) -> None:
     promotions.WAIT_COMPLETE_CAP_S = value
 
 
+def _unhurried(_cache: Any, linker: Any, _value: bool) -> None:
+    from hpkv_sglang.radix import promotions, wrapper
+
+    patience_s = 60.0
+    drain = linker.fence.drain
+    linker.fence.wait_budget_s = patience_s
+    linker.fence.drain = lambda _budget_s=None: drain(patience_s)
+    linker.economy.pages_worth_loading = lambda pages: pages
+    wrapper.VERIFY_DEADLINE_S = patience_s  # type: ignore[attr-defined]
+    promotions.TIMEOUT_MIN_S = promotions.TIMEOUT_UNKNOWN_S = patience_s
+    promotions.TIMEOUT_MAX_S = patience_s
+
+
 def _device_lost_after(_cache: Any, linker: Any, calls: int) -> None:
     linker.engine._engine.lose_device_after(calls)
 
@@ -218,6 +233,7 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "losing_every": _losing_every,
     "deadline_s": _deadline_s,
     "device_lost_after": _device_lost_after,
+    "unhurried": _unhurried,
     "wait_complete_cap_s": _wait_complete_cap_s,
     "self_test": lambda *_: None,  # hooked, as the next one: there is no tree yet
     "streams": lambda *_: None,

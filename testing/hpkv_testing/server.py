@@ -37,11 +37,14 @@ HOST = "127.0.0.1"
 QUICK_START = str(Path(__file__).with_name("quick_start"))
 _POLL_S = 0.2
 _PROGRESS_S = 10.0
-# SGLang takes others between these and the kernel's own, which begin at 32768.
-_SERVER_PORTS = range(10_000, 21_000)
+# SGLang takes others between these and the kernel's own, which begin at 32768. A server takes its
+# port at the end of its start, so the test processes of one run have ports of their own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+_SERVER_PORTS = range(10_000 + _WORKER, 21_000, 8)
 # Of data-parallel attention: its handshake, the process group, and its queues.
 _DERIVED_PORTS = (0, 13, *range(233, 241))
 _live: weakref.WeakSet[Server] = weakref.WeakSet()
+_given_ports: set[int] = set()
 
 
 class ServerStartError(RuntimeError):
@@ -295,13 +298,16 @@ def free_port() -> int:
 
     Below the ports that the kernel gives to connections, which would take a derived one meanwhile.
     """
-    for port in random.SystemRandom().sample(_SERVER_PORTS, 100):
+    for port in random.SystemRandom().sample(_SERVER_PORTS, 500):
+        if port in _given_ports:
+            continue
         try:
             for derived in _DERIVED_PORTS:
                 with socket.socket() as probe:
                     probe.bind((HOST, port + derived))
         except OSError:
             continue
+        _given_ports.add(port)
         return port
     raise RuntimeError(f"no port is free in {_SERVER_PORTS}")
 

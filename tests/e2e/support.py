@@ -13,6 +13,7 @@ from tempfile import mkdtemp
 import pytest
 
 from hpkv_testing.client import Answer, Ask
+from hpkv_testing.faults import Fault, faults_env
 from hpkv_testing.server import Server, ServerConfig
 
 PAGE = 16
@@ -28,14 +29,28 @@ def pool_directory() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+UNHURRIED: Fault = {"unhurried": True}
+
+
 def tiered(
-    model: Path, pool: Path, *flags: str, size: str | None = "64m", **fields: object
+    model: Path,
+    pool: Path,
+    *flags: str,
+    size: str | None = "64m",
+    faults: Sequence[Fault] | None = None,
+    env: tuple[tuple[str, str], ...] = (),
+    **fields: object,
 ) -> ServerConfig:
-    """A server with the host tier on."""
+    """A server with the host tier on.
+
+    It waits for its copies however busy the machine is; with `faults`, even none, only if
+    `UNHURRIED` is one of them: the time that it has may be what is tested.
+    """
     sized = () if size is None else ("--hpkv-mem-pool-size", size)
     return ServerConfig(
         model=model,
         flags=("--enable-hpkv", "--hpkv-share-mem-path", str(pool), *sized, *flags),
+        env=(*env, *faults_env(*([UNHURRIED] if faults is None else faults))),
         **fields,  # type: ignore[arg-type]
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpkv_testing.faults import Fault, faults_env
+from hpkv_testing.faults import Fault
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
 from tests.e2e.support import (
@@ -40,8 +40,7 @@ def under_load(server: Server, seed: int, count: int = 8, rounds: int = 3) -> in
 def start(
     factory: ServerFactory, model: Path, pool: Path, *flags: str, faults: list[Fault], **fields: int
 ) -> Server:
-    env = (*STRICT, *faults_env(*faults))
-    config = tiered(model, pool, *flags, env=env, dtype="float32", **fields)
+    config = tiered(model, pool, *flags, faults=faults, env=STRICT, dtype="float32", **fields)
     return factory.fresh(config)[0]
 
 
@@ -182,8 +181,8 @@ def test_retraction_under_slow_spills_keeps_every_answer(
             *STRICT,
             ("SGLANG_TEST_RETRACT", "1"),
             ("SGLANG_TEST_RETRACT_INTERVAL", "3"),
-            *faults_env({"delay": ["spill", -1, 500_000]}),
         ),
+        faults=[{"delay": ["spill", -1, 500_000]}],
     )
     (server,) = server_factory.fresh(config)
     under_load(server, seed=55, count=6 // ranks, rounds=2)  # each step is repeated

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hpkv_testing.faults import faults_env
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server, ServerConfig, ServerStartError
-from tests.e2e.support import ask, cacheable, prompts, tiered
+from tests.e2e.support import UNHURRIED, ask, cacheable, prompts, tiered
 
 pytestmark = pytest.mark.server
 
@@ -33,7 +34,13 @@ def test_flags_of_launch_server(
     """The page size is left to the plugin here: 64."""
     flags = ("--enable-hpkv", "--hpkv-mem-pool-size", "32m", "--hpkv-share-mem-path", str(pool))
     (server,) = server_factory.fresh(
-        ServerConfig(model=llama_checkpoint, flags=flags, page_size=None, new_python=True)
+        ServerConfig(
+            model=llama_checkpoint,
+            flags=flags,
+            page_size=None,
+            new_python=True,
+            env=faults_env(UNHURRIED),
+        )
     )
     assert_comes_back_from_the_pool(server, page=64)
     assert "hpkv: page size 64" in server.log_text()
@@ -47,7 +54,12 @@ def test_sglang_serve_with_a_config_file(
     path = tmp_path / "server.yaml"
     path.write_text(f"enable-hpkv: true\nhpkv-mem-pool-size: 32m\nhpkv-share-mem-path: {pool}\n")
     (server,) = server_factory.fresh(
-        ServerConfig(model=llama_checkpoint, flags=("--config", str(path)), launcher="serve")
+        ServerConfig(
+            model=llama_checkpoint,
+            flags=("--config", str(path)),
+            launcher="serve",
+            env=faults_env(UNHURRIED),
+        )
     )
     assert_comes_back_from_the_pool(server)
     server.kill()
@@ -57,6 +69,7 @@ def test_environment_alone_turns_it_on(
     server_factory: ServerFactory, llama_checkpoint: Path, pool: Path
 ) -> None:
     environment = (
+        *faults_env(UNHURRIED),
         ("SGLANG_ENABLE_HPKV", "1"),
         ("HPKV_KV_MEM_POOL_SIZE", "32m"),
         ("HPKV_SHARE_MEM_FILE_PATH", str(pool)),
@@ -99,6 +112,7 @@ def test_an_engine_is_turned_on_by_the_environment(
     config = ServerConfig(
         model=llama_checkpoint,
         env=(
+            *faults_env(UNHURRIED),
             ("SGLANG_ENABLE_HPKV", "1"),
             ("HPKV_KV_MEM_POOL_SIZE", "32m"),
             ("HPKV_SHARE_MEM_FILE_PATH", str(pool)),

@@ -19,7 +19,7 @@ from hpkv_sglang.radix.lookup import hash_pages
 from hpkv_testing.client import Answer
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
-from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
+from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk, wait_until_stored
 from tests.e2e.support import (
     PAGE,
     ask,
@@ -104,6 +104,7 @@ def test_ranks_store_each_byte_once_and_servers_of_another_size_read_it(
     disk = (*storage_flags(tmp_path / "store"), "--hpkv-promote-policy", "wait_complete")
     pair_config = tiered(path, pool, *disk, tp_size=2)
     pair, single = server_factory.fresh(pair_config, tiered(path, pool, *disk))
+    pair.flush_cache()
     with attached(str(pool), read_only=True) as core:
         before = stored_by(core, 2).blocks  # of the request that warms a server up
     work = prompts(3, LENGTH, seed=71)
@@ -128,8 +129,8 @@ def test_ranks_store_each_byte_once_and_servers_of_another_size_read_it(
         assert alone.blocks * alone.block_bytes == stored.blocks * stored.block_bytes
     single.kill()
 
-    wait_until_on_disk(pool)
     pair.flush_cache()
+    wait_until_on_disk(pool)
     empty_host_pool(pool)
     for answer, reference in zip(served(pair, work, "storage"), references, strict=True):
         assert_same_answer(answer, reference)
@@ -150,7 +151,12 @@ def test_replicas_of_data_parallel_attention_read_each_others_blocks(
     flags = ("--dp-size", "2", "--enable-dp-attention", "--load-balance-method", "round_robin")
     (server,) = server_factory.fresh(tiered(deepseek_checkpoint, pool, *flags, tp_size=2))
     (tokens,) = prompts(1, LENGTH, seed=72)
-    answers = [server.generate(ask(tokens)) for _ in range(4)]
+    server.flush_cache()
+    with attached(str(pool), read_only=True) as core:
+        before = core.stats()["blocks"]
+    answers = [server.generate(ask(tokens))]
+    wait_until_stored(pool, at_least=before + PAGES)
+    answers += [server.generate(ask(tokens)) for _ in range(3)]
     tiers = [(a.cached_on("device"), a.cached_on("host")) for a in answers]
     hit = cacheable(LENGTH)
     assert tiers == [(0, 0), (0, hit), (hit, 0), (hit, 0)]

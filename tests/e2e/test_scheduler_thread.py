@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hpkv_testing.faults import faults_env
+from hpkv_testing.faults import Fault
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
 from hpkv_testing.tiers import empty_host_pool, wait_until_on_disk
 from tests.e2e.support import (
+    UNHURRIED,
     ask,
     assert_same_answer,
     cacheable,
@@ -46,9 +47,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     server_factory: ServerFactory, llama_checkpoint: Path, pool: Path, store: Path
 ) -> Iterator[Server]:
-    watched = faults_env({"count": True, "rank": 0}, {"audit": True, "rank": 0})
-    flags = storage_flags(store)
-    (server,) = server_factory.fresh(tiered(llama_checkpoint, pool, *flags, tp_size=2, env=watched))
+    watched: list[Fault] = [UNHURRIED, {"count": True, "rank": 0}, {"audit": True, "rank": 0}]
+    config = tiered(llama_checkpoint, pool, *storage_flags(store), tp_size=2, faults=watched)
+    (server,) = server_factory.fresh(config)
     yield server
     server.kill()
 
@@ -87,8 +88,8 @@ def test_nothing_is_opened_imported_or_compiled_inside_the_tiers(
     work = prompts(4, 700, seed=63)
     for tokens in work + work:
         server.generate(ask(tokens))
-    wait_until_on_disk(pool)
     server.flush_cache()
+    wait_until_on_disk(pool)
     empty_host_pool(pool)
     assert sum(server.generate(ask(tokens)).cached_on("storage") for tokens in work) > 0
     server.flush_cache()

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from hpkv_sglang.cli.attachment import attached
-from hpkv_testing.faults import faults_env
+from hpkv_testing.faults import Fault
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.models import TinyLlama, checkpoint
 from hpkv_testing.server import Server
 from tests.e2e.support import (
+    UNHURRIED,
     ask,
     assert_same_answer,
     cacheable,
@@ -40,8 +41,8 @@ def pool() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(server_factory: ServerFactory, llama_checkpoint: Path, pool: Path) -> Iterator[Server]:
-    slow_spills = faults_env({"delay": ["spill", -1, 2000]})
-    config = tiered(llama_checkpoint, pool, "--hpkv-verify", "always", env=slow_spills)
+    faults: list[Fault] = [UNHURRIED, {"delay": ["spill", -1, 2000]}]
+    config = tiered(llama_checkpoint, pool, "--hpkv-verify", "always", faults=faults)
     (server,) = server_factory.fresh(config)
     yield server
     server.kill()
