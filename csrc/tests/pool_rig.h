@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include <chrono>
 #include <filesystem>
 #include <random>
 #include <stdexcept>
@@ -70,15 +71,23 @@ inline PutStatus put_one(Pool& pool, std::uint32_t index, const Key& key) {
   return put(pool, index, key, payload_of(key, pool.block_bytes(index)));
 }
 
+// A lock whose holder is off the cores for milliseconds makes a miss, or a refusal: on a busy
+// machine, again. True once `attempt` is; false when it was not, and no lock timed out meanwhile.
+template <typename Attempt>
+bool despite_timeouts(const Pool& pool, Attempt&& attempt) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (;;) {
+    const std::uint64_t timeouts = pool.stats().lock_timeouts;
+    if (attempt()) return true;
+    if (pool.stats().lock_timeouts == timeouts) return false;
+    if (std::chrono::steady_clock::now() > give_up) return false;
+  }
+}
+
 inline bool holds(Pool& pool, const Key& key, std::uint64_t bytes) {
   std::vector<std::byte> out(bytes);
-  // A lock that somebody holds for a millisecond makes a miss: on a busy machine, ask again.
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    const std::uint64_t timeouts = pool.stats().lock_timeouts;
-    if (get(pool, key, out)) return out == payload_of(key, bytes);
-    if (pool.stats().lock_timeouts == timeouts) return false;
-  }
-  return false;
+  return despite_timeouts(pool, [&] { return get(pool, key, out); }) &&
+         out == payload_of(key, bytes);
 }
 
 inline void require_sound(const Pool& pool) {

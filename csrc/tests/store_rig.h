@@ -73,18 +73,13 @@ struct StoreSide {
   // Puts the blocks into the pool and from there into the store.
   disk::AppendResult append(std::span<const Key> keys) {
     std::vector<BlockRef> refs(keys.size());
-    for (const Key& key : keys) {
-      const PutStatus status = put_one(*pool, index, key);
-      CHECK(status == PutStatus::stored || status == PutStatus::present);
-    }
-    // A lock that another thread holds for a millisecond makes a miss: on a busy machine, try
-    // again.
-    std::size_t pinned = pool->pin(keys, refs);
-    for (int attempt = 0; pinned < keys.size() && attempt < 10'000; ++attempt) {
-      pool->unpin(std::span(refs).first(pinned));
-      pinned = pool->pin(keys, refs);
-    }
-    CHECK(pinned == keys.size());
+    const auto put_and_pinned = [&] {
+      for (const Key& key : keys) static_cast<void>(put_one(*pool, index, key));
+      const std::size_t pinned = pool->pin(keys, refs);
+      if (pinned < keys.size()) pool->unpin(std::span(refs).first(pinned));
+      return pinned == keys.size();
+    };
+    CHECK(despite_timeouts(*pool, put_and_pinned));
     const disk::AppendResult result = store->append(index, refs, keys);
     pool->unpin(refs);
     return result;

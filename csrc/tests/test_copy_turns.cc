@@ -15,6 +15,7 @@ namespace hpkv {
 
 using std::chrono::hours;
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 using test::CopyRig;
 using test::Folder;
 using test::random_keys;
@@ -119,7 +120,7 @@ TEST(a_rank_begins_with_a_page_of_its_own) {
   Ranks ranks;
   const auto keys = random_keys(4);
   // Long enough to look while its first page is being read.
-  ranks.second.engine->faults().set_delay(CopyKind::spill, 0, milliseconds(500));
+  ranks.second.engine->faults().set_delay(CopyKind::spill, 0, seconds(5));
   const auto spill = Ranks::spill(ranks.second, keys, 1);
   while (ranks.first_pool->stats().writing == 0) std::this_thread::yield();
   BlockRef ref;
@@ -180,11 +181,18 @@ TEST(the_tail_goes_before_the_head_when_ranks_share_the_pages) {
   Ranks ranks;
   std::vector<std::vector<Key>> prefixes;
   for (std::uint64_t round = 0; round < 12; ++round) {
-    prefixes.push_back(random_keys(kPages, 300 + round));
-    const auto one = Ranks::spill(ranks.first, prefixes.back(), 0);
-    const auto two = Ranks::spill(ranks.second, prefixes.back(), 1);
-    one->wait();
-    two->wait();
+    // A rank that cannot have a lock in time leaves a stamp as it is.
+    const auto timeouts = [&] { return ranks.first_pool->stats().lock_timeouts; };
+    std::vector<Key> keys;
+    for (std::uint64_t seed = 300 + round, before = ~timeouts(); before != timeouts(); seed += 12) {
+      before = timeouts();
+      keys = random_keys(kPages, seed);
+      const auto one = Ranks::spill(ranks.first, keys, 0);
+      const auto two = Ranks::spill(ranks.second, keys, 1);
+      one->wait();
+      two->wait();
+    }
+    prefixes.push_back(std::move(keys));
   }
   for (std::uint64_t round = 0; round < prefixes.size(); ++round) {
     CHECK(ranks.evicts_tail_first(prefixes[round], 1'000'000 * (round + 1)));

@@ -137,7 +137,9 @@ TEST(a_descriptor_that_cannot_be_read_is_written_anew_too) {
   {
     FaultyPlace faulty(folder);
     StoreSide side(other_pool(folder, "second"), faulty.place);
-    const auto before = std::filesystem::last_write_time(descriptor_file(folder));
+    const auto before =
+        std::filesystem::last_write_time(descriptor_file(folder)) - std::chrono::hours(1);
+    std::filesystem::last_write_time(descriptor_file(folder), before);
     faulty.files->fail(FileCall::read, EIO, "/namespaces/");
     CHECK(side.append(keys).written == 1);
     CHECK(std::filesystem::last_write_time(descriptor_file(folder)) != before);

@@ -327,6 +327,7 @@ TEST(reads_that_are_not_enqueued_in_time_are_said_to_be_and_cancelling_settles_i
   const auto keys = random_keys(2);
   rig.device->hold(rig.schedule);
   const auto spill = rig.engine->spill_resident(keys, rig.choose({0, 1}), rig.streams());
+  while (rig.device->wait_count() == 0) std::this_thread::yield();  // for the indices
   CHECK(!spill->wait_reads_on(rig.forward, milliseconds(5)));
   spill->cancel();
   CHECK(spill->wait_reads_on(rig.forward, seconds(0)));
@@ -375,6 +376,8 @@ TEST(a_spill_without_reads_in_progress_is_waited_for_by_nobody) {
   const auto keys = random_keys(1);
   const auto spill = rig.engine->spill_resident(keys, rig.choose({0}), rig.streams());
   spill->ticket.wait();
+  // The threads of loads have made the calls they begin with.
+  CHECK(rig.engine->load_on_streams(rig.lease(keys), {1}, rig.streams())->ticket.wait());
   rig.engine->quiesce();
   // No call to the device, which would fail.
   rig.device->fail_call(1);

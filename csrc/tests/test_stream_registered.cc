@@ -62,9 +62,10 @@ struct Repeated {
   }
 };
 
-// Whether every layer's copies are enqueued, and a wait for it is, while the forward stream is
-// held.
-bool is_enqueued_whole(StreamRig& rig, const Repeated& what) {
+// Whether every layer's copies are enqueued within the limit, and a wait for it is, while the
+// forward stream is held.
+bool is_enqueued_whole(StreamRig& rig, const Repeated& what,
+                       std::chrono::seconds limit = std::chrono::seconds(60)) {
   rig.device->hold(rig.forward);
   rig.device->launch(rig.forward, [&] {
     for (const std::int64_t page : what.pages) rig.wipe_page(page);
@@ -79,7 +80,7 @@ bool is_enqueued_whole(StreamRig& rig, const Repeated& what) {
     }
     enqueued = good;
   });
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   while (!enqueued && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   const bool in_time = enqueued && !load->ticket.layer_done(0);
   rig.device->release(rig.forward);
@@ -248,15 +249,22 @@ TEST(a_block_across_registrations_is_read_in_place_by_kernels_and_staged_for_cop
   }
 }
 
+// How many there are of what lies end to end.
+template <typename Segments>
+std::size_t stretches_of(const Segments& segments) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    count += i == 0 || segments[i - 1].data() + segments[i - 1].size() != segments[i].data();
+  }
+  return count;
+}
+
 TEST(segments_that_lie_end_to_end_are_registered_in_one_call) {
   StreamRig rig;
   rig.engine.reset();
   rig.store(random_keys(600));
   const auto segments = rig.pool->reserved();
-  std::size_t stretches = 0;
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    stretches += i == 0 || segments[i - 1].data() + segments[i - 1].size() != segments[i].data();
-  }
+  const std::size_t stretches = stretches_of(segments);
   CHECK(stretches + 2 <= segments.size());
   RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30);
   while (!registered.holds(segments.back(), Cover::one)) std::this_thread::yield();
@@ -271,8 +279,9 @@ TEST(segments_that_become_live_later_are_registered_together_behind_those_that_a
   rig.store(random_keys(1));
   const std::size_t before = rig.pool->reserved().size();
   RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30);
-  while (!registered.holds(rig.pool->reserved().back(), Cover::one)) std::this_thread::yield();
-  const std::size_t calls = rig.device->registrations().size();
+  // Nobody asks for a segment here, which would make the thread look again, at any moment.
+  const std::size_t calls = stretches_of(rig.pool->reserved());
+  while (rig.device->registrations().size() < calls) std::this_thread::yield();
   rig.store(random_keys(600, 2));
   const auto segments = rig.pool->reserved();
   CHECK(segments.size() > before + 1);
@@ -305,7 +314,8 @@ TEST(loads_in_place_hold_tables_until_they_have_landed_and_wait_for_them) {
   rig.store(keys);
   load_in_place(rig, keys, first_pages(keys.size()));
   CHECK(is_enqueued_whole(rig, Repeated(keys, 512)));
-  CHECK(!is_enqueued_whole(rig, Repeated(keys, 513)));  // a third chunk
+  // A third chunk, which is not there before the forward pass is over.
+  CHECK(!is_enqueued_whole(rig, Repeated(keys, 513), std::chrono::seconds(2)));
   rig.device->hold(rig.to_device());
   const auto first = rig.engine->load_on_streams(rig.lease({keys[0]}), {0}, {});
   const auto second = rig.engine->load_on_streams(rig.lease({keys[1]}), {1}, {});

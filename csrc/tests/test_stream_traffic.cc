@@ -88,7 +88,9 @@ class Traffic {
     for (const Key& key : keys_) {
       if (rig_.pool->lookup({&key, 1}) == 1) CHECK(rig_.block_is(key));
     }
-    CHECK(rig_.pool->stats().pinned == 0 && rig_.pool->stats().writing == 0);
+    // Where the lock is not free in time, a page that is given up stays its writer's.
+    const auto stats = rig_.pool->stats();
+    CHECK(stats.pinned == 0 && stats.writing <= stats.lock_timeouts);
     CHECK(rig_.engine->check().empty());
     test::require_sound(*rig_.pool);
   }
@@ -338,8 +340,8 @@ void run_scenario(StreamRig& rig, const std::vector<Key>& keys) {
   static_cast<void>(rig.device->synchronize_stream(rig.forward));
 }
 
-void check_after_error(StreamRig& rig, const std::vector<Key>& keys) {
-  if (rig.device->has_failed() && rig.engine->poisoned()) {
+void check_after_error(StreamRig& rig, const std::vector<Key>& keys, bool failed) {
+  if (failed && rig.engine->poisoned()) {
     CHECK(rig.engine->error_count() >= 1);
     CHECK(rig.engine->first_error().find("async_device.cc:") == 0);
     // Off for good, softly.
@@ -379,7 +381,7 @@ std::uint64_t fail_each_call(CopyPath path, bool lost) {
     poisoned += rig.engine->poisoned() ? 1 : 0;
     const bool failed = rig.device->has_failed();
     if (!lost) rig.device->fail_call(0);
-    check_after_error(rig, keys);
+    check_after_error(rig, keys, failed);
     if (!failed) return poisoned;
   }
 }
@@ -431,7 +433,7 @@ TEST(no_pin_is_given_back_before_the_device_has_stopped_whatever_wait_fails) {
     CHECK(!load->done() && rig.pool->stats().pinned == 2);
     rig.device->release_all();
     CHECK(!load->wait());
-    check_after_error(rig, keys);
+    check_after_error(rig, keys, true);
   }
 }
 

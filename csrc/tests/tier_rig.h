@@ -106,20 +106,27 @@ struct Rig {
     return out;
   }
   void attach(std::optional<std::uint32_t> min_uses = 0) {
+    leave();
+    own = side(min_uses);
+  }
+  // Not before its threads are gone: one that is late would keep the store's lock.
+  void leave() {
+    if (own.store) static_cast<void>(own.store->close(kLong));
     own.store.reset();
     own.pool.reset();
-    own = side(min_uses);
   }
 
   // Nobody is left, and host memory is empty.
   void reboot() {
-    own.store.reset();
-    own.pool.reset();
+    leave();
     std::filesystem::remove(folder.path() + "/pool/pool.hpkv");
   }
 
   void store_in_pool(std::span<const Key> keys) {
-    for (const Key& key : keys) CHECK(put_one(*own.pool, own.index, key) == PutStatus::stored);
+    for (const Key& key : keys) {
+      CHECK(despite_timeouts(
+          *own.pool, [&] { return put_one(*own.pool, own.index, key) == PutStatus::stored; }));
+    }
   }
   // Blocks that are on disk and nowhere else.
   std::vector<Key> on_disk_only(std::size_t count, std::uint64_t seed = 1) {

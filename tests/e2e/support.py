@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,7 @@ def tiered(
     *flags: str,
     size: str | None = "64m",
     faults: Sequence[Fault] | None = None,
-    env: tuple[tuple[str, str], ...] = (),
-    **fields: object,
+    **fields: Any,
 ) -> ServerConfig:
     """A server with the host tier on.
 
@@ -47,11 +47,12 @@ def tiered(
     `UNHURRIED` is one of them: the time that it has may be what is tested.
     """
     sized = () if size is None else ("--hpkv-mem-pool-size", size)
+    env = (*fields.pop("env", ()), *faults_env(*([UNHURRIED] if faults is None else faults)))
     return ServerConfig(
         model=model,
         flags=("--enable-hpkv", "--hpkv-share-mem-path", str(pool), *sized, *flags),
-        env=(*env, *faults_env(*([UNHURRIED] if faults is None else faults))),
-        **fields,  # type: ignore[arg-type]
+        env=env,
+        **fields,
     )
 
 
