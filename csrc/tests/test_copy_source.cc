@@ -274,6 +274,32 @@ TEST(a_wide_page_is_assembled_from_the_blocks_of_two_ranks_and_nothing_else_is_w
   CHECK(rig.pool->stats().pinned == 0);
 }
 
+TEST(two_sources_of_one_engine_are_kept_apart) {
+  TwoRanks rig;
+  // The same two blocks a page, the second rank's first.
+  Parts parts;
+  std::vector<Key> keys = rig.keys;
+  for (const std::uint64_t rank : {1, 0}) {
+    parts.push_back(head_regions(rig.wide.base(), {kWide, rank * kHalf, kHalf, 0, kHalf}));
+  }
+  for (std::size_t i = 0; i < keys.size(); i += 2) std::swap(keys[i], keys[i + 1]);
+  const auto swapped =
+      std::make_shared<BlockSource>(rig.wide.layout, heads_block_bytes(kHalf), parts);
+  for (int round = 0; round < 4; ++round) {
+    rig.wide.fill(3);
+    CHECK(rig.wide.engine
+              ->load(rig.wide.lease(round % 2 == 0 ? rig.keys : keys), kTo, {},
+                     round % 2 == 0 ? rig.source : swapped)
+              ->wait());
+    for (std::size_t i = 0; i < kFrom.size(); ++i) {
+      for (std::uint64_t rank = 0; rank < 2; ++rank) {
+        CHECK(heads_equal({rig.ranks[rank].device, kHalf, 0, kFrom[i]},
+                          {rig.wide.device, kWide, rank * kHalf, kTo[i]}, kHalf));
+      }
+    }
+  }
+}
+
 TEST(a_flipped_byte_in_any_block_of_a_page_fails_the_load) {
   for (std::size_t bad = 0; bad < 2 * kFrom.size(); ++bad) {
     TwoRanks rig;
