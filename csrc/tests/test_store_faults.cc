@@ -304,6 +304,31 @@ TEST(a_size_of_block_that_the_index_has_no_memory_for_costs_one_region_of_anothe
   require_sound(*large.pool);
 }
 
+TEST(an_open_region_that_has_too_few_places_is_not_sealed_for_a_smaller_size) {
+  for (const bool own : {false, true}) {
+    const Folder folder;
+    const auto pool = Pool::open(folder.options());
+    auto large = std::make_unique<StoreSide>(folder.options(), place_in(folder));
+    CHECK(large->append_one(random_keys(1)[0]).written == 1);
+    constexpr std::uint32_t region = 0;
+    CHECK(large->catalog->region(region).state == RegionState::open);
+    use_up_memory_for_entries(folder.options());
+    const std::uint32_t small = large->pool->add_namespace(identity(2), {}, 3000);
+    if (!own) {
+      large.reset();  // it is nobody's then
+      large = std::make_unique<StoreSide>(folder.options(), place_in(folder));
+    }
+    const Key key = random_keys(1, 2)[0];
+    CHECK(put_one(*large->pool, small, key) == PutStatus::stored);
+    std::vector<BlockRef> refs(1);
+    CHECK(large->pool->pin({&key, 1}, refs) == 1);
+    const auto result = large->store->append(small, refs, {&key, 1});
+    large->pool->unpin(refs);
+    CHECK(result.written == 0 && result.no_room);
+    CHECK(large->catalog->region(region).state == RegionState::open);
+  }
+}
+
 }  // namespace hpkv::test
 
 TEST_MAIN
