@@ -65,13 +65,25 @@ class StreamLoad:
     def wait_layer_on(self, stream: int, layer: int) -> bool:
         """Let everything enqueued on ``stream`` from here on run behind the arrival of this layer.
         Blocks until the layer's copies are enqueued: for a copy only when the load needs more of
-        the staging area than is free. IndexError.
+        the staging area than is free (see `LoadRoom`). IndexError.
 
         False: the load has failed, and the pages are not to be used. True: its bytes were good and
         are on their way. Only a failing device can still spoil them, and it is lost for everybody:
         `ok` says so in the end."""
     def wait(self) -> bool:
         """As `LoadTicket.wait`. Blocks."""
+
+@final
+class LoadRoom:
+    """What loads could take of the staging area, as it was when the engine was asked.
+
+    Loads that fit into it together, and are started before anything else is, are enqueued at once:
+    nobody who waits for one of their layers waits for a copy."""
+
+    def take(self, lease: Lease, source: BlockSource | None = None) -> int:
+        """How many leading pages of ``lease`` fit; takes off what those need. ValueError for blocks
+        that are no whole pages, or another layout's source. Returns at once."""
+    def copy(self) -> LoadRoom: ...
 
 @final
 class StreamEngine:
@@ -138,6 +150,8 @@ class StreamEngine:
         does so far, because it may still use what was in them. Returns at once.
 
         A page outside the layout is left out. ValueError besides for an address that is none."""
+    def load_room(self) -> LoadRoom:
+        """What loads could take now without waiting for any before them. Returns at once."""
     def hold_loads(self) -> None:
         """Loads from here on, of any thread, are for one forward pass: they begin side by side, the
         first layer of each before the second of any, with the last `release_loads`. Do not wait for

@@ -27,6 +27,7 @@ using stream::DevicePages;
 using stream::StreamEngine;
 using stream::StreamLoad;
 using stream::StreamOptions;
+using stream::StagingShare;
 using stream::Streams;
 using stream::StreamSpill;
 
@@ -38,6 +39,18 @@ struct StreamEngineHandle {
 
   [[nodiscard]] DevicePages pages(std::uintptr_t first_slots, std::size_t count) const {
     return {reinterpret_cast<const std::int64_t*>(first_slots), count, page_size};
+  }
+};
+
+// Python's LoadRoom. Python keeps the engine.
+struct LoadRoomHandle {
+  StreamEngine* engine;
+  StagingShare left;
+
+  std::size_t take(const LeaseHandle& lease, const SourceHandle* source) {
+    return checked([&] {
+      return engine->fit(lease.lease, source != nullptr ? source->source : nullptr, left);
+    });
   }
 };
 
@@ -111,6 +124,12 @@ void bind_submission(nb::class_<StreamEngineHandle>& engine) {
           },
           nb::arg("lease"), nb::arg("first_slots"), nb::arg("page_count"), nb::arg("chooser"),
           nb::arg("user"), nb::arg("source") = nb::none())
+      .def(
+          "load_room",
+          [](StreamEngineHandle& self) {
+            return LoadRoomHandle{self.engine.get(), self.engine->load_room()};
+          },
+          nb::keep_alive<0, 1>())
       .def("hold_loads", [](StreamEngineHandle& self) { self.engine->hold_loads(); })
       .def("release_loads",
            [](StreamEngineHandle& self) { checked([&] { self.engine->release_loads(); }); })
@@ -120,6 +139,13 @@ void bind_submission(nb::class_<StreamEngineHandle>& engine) {
             return self.engine->verify(std::move(lease.lease));
           },
           nb::arg("lease"));
+}
+
+void bind_room(nb::module_& module) {
+  nb::class_<LoadRoomHandle>(module, "LoadRoom")
+      .def(
+          "copy", [](const LoadRoomHandle& self) { return self; }, nb::keep_alive<0, 1>())
+      .def("take", &LoadRoomHandle::take, nb::arg("lease"), nb::arg("source") = nb::none());
 }
 
 void bind_engine(nb::module_& module) {
@@ -165,6 +191,7 @@ void bind_engine(nb::module_& module) {
 void bind_stream(nb::module_& module) {
   bind_devices(module);
   bind_tickets(module);
+  bind_room(module);
   bind_engine(module);
 }
 

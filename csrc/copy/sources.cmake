@@ -11,7 +11,9 @@ list(APPEND HPKV_COPY
   copy/stream/engine.cc
   copy/stream/index_reader.cc
   copy/stream/load_batch.cc
+  copy/stream/load_blocks.cc
   copy/stream/loads.cc
+  copy/stream/part_regions.cc
   copy/stream/registered_pool.cc
   copy/stream/spills.cc
   copy/stream/staging.cc

@@ -47,7 +47,7 @@ void poison_pages(const PageJob& job) {
     const PageRegion& region = job.regions[unit % job.region_count];
     const std::int64_t first = job.pages[unit / job.region_count];
     const std::uint64_t page = static_cast<std::uint64_t>(first) / job.tokens_per_page;
-    if (first < 0 || page >= job.page_count) continue;
+    if (first < 0 || page >= job.page_count || job.blocks[unit / job.region_count] == 0) continue;
     const std::uint64_t base = region.base + page * region.page_stride;
     poison_region(region, [&](std::uint64_t piece) { return base + piece * region.piece_stride; });
   }
@@ -55,7 +55,9 @@ void poison_pages(const PageJob& job) {
 
 // Where a scatter writes first.
 const std::byte* first_page(const PageJob& job) {
-  const std::uint64_t page = static_cast<std::uint64_t>(job.pages[0]) / job.tokens_per_page;
+  std::uint64_t entry = 0;
+  while (job.blocks[entry] == 0 && entry + 1 < job.count) ++entry;
+  const std::uint64_t page = static_cast<std::uint64_t>(job.pages[entry]) / job.tokens_per_page;
   const PageRegion& region = job.regions[0];
   return reinterpret_cast<const std::byte*>(region.base + page * region.page_stride);
 }
@@ -350,6 +352,7 @@ Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
   require_pinned(reinterpret_cast<const std::byte*>(job.blocks), job.count * sizeof *job.blocks,
                  false);
   for (std::uint64_t i = 0; i < job.count; ++i) {
+    if (job.blocks[i] == 0) continue;
     for (std::uint64_t region = 0; region < job.region_count; ++region) {
       const PageRegion& one = job.regions[region];
       require_pinned(reinterpret_cast<const std::byte*>(job.blocks[i] + one.block_offset),

@@ -301,6 +301,36 @@ TEST(a_page_outside_the_pool_is_left_alone) {
   }
 }
 
+TEST(a_page_without_a_block_is_left_alone_and_the_others_are_copied) {
+  std::mt19937_64 random(6);
+  Field field = make_field({.region_count = 2,
+                            .piece_count = 4,
+                            .piece_bytes = 32,
+                            .piece_gap = 0,
+                            .page_gap = 0,
+                            .start = 0,
+                            .interleaved = false},
+                           random);
+  Field without = field;
+  Tables tables;
+  fill_tables(tables, field, {0, 1, 2}, 16);
+  tables.blocks[1] = 0;
+  stream::run_on_host(tables.job);
+  const auto copied = field.device;
+  run_in_lanes(tables.job, grid_for(units_of(tables.job)), 7);
+  CHECK(field.device == copied);
+  const auto unit = static_cast<std::ptrdiff_t>(field.regions[0].page_stride);
+  for (std::size_t region = 0; region < 2; ++region) {
+    const auto begin = static_cast<std::ptrdiff_t>(
+        field.regions[region].base - reinterpret_cast<std::uint64_t>(field.device.data()));
+    for (std::ptrdiff_t page = 0; page < 3; ++page) {
+      const auto at = begin + page * unit;
+      CHECK(std::equal(copied.begin() + at, copied.begin() + at + 128,
+                       without.device.begin() + at) == (page == 1));
+    }
+  }
+}
+
 }  // namespace hpkv
 
 TEST_MAIN

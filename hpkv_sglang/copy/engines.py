@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpkv_sglang._core import CUDA_RUNTIME, CopyEngine, CorePoolError, Pool
+from hpkv_sglang._core import CUDA_RUNTIME, CopyEngine, CorePoolError, LoadRoom, Pool
 from hpkv_sglang.copy.interface import Engine, PageIndices, Pages
+from hpkv_sglang.copy.streams import StreamCopies, TorchCudaStreams, resident_pages
 from hpkv_sglang.errors import RefusedError
 from hpkv_sglang.layout.base import PoolLayout
 
@@ -28,6 +29,8 @@ class Copier(NamedTuple):
                contiguous
     is_broken  whether the device failed: then every spill is dropped and every load fails
     together   loads that are started inside begin side by side. Wait for none of them inside
+    room       what loads could take now so that nobody waits for one to be enqueued; None: whoever
+               waits for a layer waits for its copy anyway
     """
 
     engine: Engine
@@ -35,6 +38,7 @@ class Copier(NamedTuple):
     pages_of: Callable[[torch.Tensor, int], Pages]
     is_broken: Callable[[], bool]
     together: Callable[[], AbstractContextManager[None]] = nullcontext
+    room: Callable[[], LoadRoom | None] = lambda: None
 
 
 def copier_for(
@@ -74,11 +78,22 @@ def host_pages(slots: torch.Tensor, page_size: int) -> PageIndices:
     return firsts // page_size
 
 
+def stream_copier(copies: StreamCopies, layout: PoolLayout) -> Copier:
+    """Copies on the streams of a device, with page indices that stay there."""
+    return Copier(
+        copies,
+        layout,
+        resident_pages,
+        is_broken=lambda: copies.poisoned,
+        together=copies.together,
+        room=copies.room,
+    )
+
+
 def _cuda_copier(
     pool: Pool, namespace_index: int, layout: PoolLayout, forward_stream: Any
 ) -> Copier:
     from hpkv_sglang._core import StreamEngine, cuda_device
-    from hpkv_sglang.copy.streams import StreamCopies, TorchCudaStreams, resident_pages
 
     device = layout.tensors[0].pages.device
     try:
@@ -99,4 +114,4 @@ def _cuda_copier(
         TorchCudaStreams(device, forward_stream),
         layer_count=layout.block.layer_count,
     )
-    return Copier(copies, layout, resident_pages, lambda: copies.poisoned, copies.together)
+    return stream_copier(copies, layout)

@@ -26,7 +26,7 @@ from hpkv_sglang._core import StreamEngine, StreamLoad, StreamSpill
 if TYPE_CHECKING:
     import torch
 
-    from hpkv_sglang._core import BlockSource, KeyBatch, Lease, VerifyTicket
+    from hpkv_sglang._core import BlockSource, KeyBatch, Lease, LoadRoom, VerifyTicket
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +181,10 @@ class StreamCopies:
             yield
         finally:
             self._engine.release_loads()
+
+    def room(self) -> LoadRoom:
+        """What loads could take now without waiting for any before them."""
+        return self._engine.load_room()
 
     def verify(self, lease: Lease) -> VerifyTicket:
         return self._engine.verify(lease)

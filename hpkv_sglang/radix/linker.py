@@ -96,6 +96,7 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.engine_is_broken = copier.is_broken
         self.pages_of = copier.pages_of
         self.together = copier.together
+        self.room = copier.room
         self.sources = Sources(
             self.pool,
             Source(namespace_id=namespace.id, scopes=(self.scope,)),
@@ -157,6 +158,12 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         return self.engine.verify(lease)
 
     # ---- load ----
+
+    def loadable_pages(self, run: Run) -> int:
+        """Leading pages of `run` that are verified, and there at once beside what is queued."""
+        if self.engine_is_broken() or not run.verified_pages:
+            return 0
+        return min(run.verified_pages, self.loads.fit(run, self.room))
 
     def queue_load(self, rid: str, run: Run | None, pages: int, slots: torch.Tensor) -> None:
         """Queue a load of the first `pages` pages of `run` into `slots` (int64)."""

@@ -1,6 +1,8 @@
 """Loads of a rank: queued while a batch is built, started before its forward, waited for by layer.
 
-    queue     (scheduler) slots are allocated, blocks are pinned by a lease
+    room      (scheduler) how many pages of a hit the engine takes at once, beside what is queued:
+              what it would wait for is not promised, and computed
+    queue     slots are allocated, blocks are pinned by a lease
     start     one batch of copies; the engine brings the first layer of all pages first, on
               streams that of all loads of the batch
     wait      attention asks for layer k of the batch it runs: returns when layer k has landed
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from hpkv_sglang._core import LoadRoom
 from hpkv_sglang.copy.interface import Engine, LoadTicket, Pages
 from hpkv_sglang.radix.runs import Run
 
@@ -73,6 +76,7 @@ class LayerLoads:
         self.consumer_index = NO_BATCH
         self._next_index = 0
         self._queued: list[QueuedLoad] = []
+        self._room: LoadRoom | None = None  # beside what is queued; None: without bound
         self._started: dict[int, dict[str, _StartedLoad]] = {}
         self._landing: list[_StartedLoad] = []  # good, and not told of yet
         self._note_landed = note_landed
@@ -93,8 +97,16 @@ class LayerLoads:
 
     # ---- the life of a load ----
 
+    def fit(self, run: Run, make_room: Callable[[], LoadRoom | None]) -> int:
+        """Leading pages of `run` that can be loaded beside what is queued, and no host waits."""
+        if not self._queued:
+            self._room = make_room()
+        return run.pages if self._room is None else run.fit(self._room.copy())
+
     def queue(self, load: QueuedLoad) -> None:
         self._queued.append(load)
+        if self._room is not None and load.run is not None:
+            load.run.fit(self._room)
 
     def cancel_queued(self, rid: str) -> bool:
         """Forget a load that has not started; its pins are given back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hpkv_sglang._core import KeyBatch, Lease, Pool
+from hpkv_sglang._core import KeyBatch, Lease, LoadRoom, Pool
 from hpkv_sglang.radix.lookup import Tail
 from hpkv_sglang.radix.sources import Source, Sources
 
@@ -59,6 +59,16 @@ class Run:
     def is_own(self) -> bool:
         """Nothing in it comes from another namespace."""
         return all(part.source.block is None for part in self.parts)
+
+    def fit(self, room: LoadRoom) -> int:
+        """Leading pages that fit into `room`; takes off what they need."""
+        total = 0
+        for part in self.parts:
+            fitting = room.take(part.lease, part.source.block)
+            total += fitting
+            if fitting < part.pages:
+                break
+        return total
 
     def keep(self, pages: int) -> None:
         """Unpin what lies behind the first `pages` pages."""

@@ -115,8 +115,7 @@ class HpkvLinkerWrapper(UnifiedCacheLinkerWrapper):  # type: ignore[misc]
             return result
         tail = self.tiers.tail_of(req, key, device_pages)
         run = find_run(self.tiers.pool, self.tiers.sources, tail)
-        usable = 0 if self.tiers.engine_is_broken() else run.verified_pages
-        worth = self.tiers.economy.pages_worth_loading(usable)
+        worth = self.tiers.economy.pages_worth_loading(self.tiers.loadable_pages(run))
         hit_pages = self._agree_min([worth])[0]
         self._promises[req.rid] = _Promise(tail, run, self._tick)
         if hit_pages == 0:

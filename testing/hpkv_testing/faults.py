@@ -13,6 +13,8 @@ A general SGLang plugin of this distribution. It does nothing unless the server 
     {"self_test": "why"}                the page self-test at start finds this
     {"streams": 200}                    not a fault: copies by the stream engine, on a device of
                                         threads that is late by up to 200 us, see host_streams.py
+    {"staged_pages": 4}                 of its loads, so many pages at a time have room: nothing is
+                                        read in place
     {"device_lost_after": 500}          that device is lost at its 500th call
     {"unhurried": true}                 not a fault: what the tiers give up on a busy machine for
                                         want of time, they wait for: 60 s each
@@ -82,12 +84,17 @@ def _self_test(test: Callable[[Any], str | None], linker: Any) -> str | None:
 
 
 def _make_copier(make: Callable[..., Any], linker: Any, *place: Any) -> Any:
+    options = {}
     for fault in json.loads(os.environ[VARIABLE]):
-        if "streams" in fault:
-            from hpkv_testing.host_streams import copier
+        rank = fault.pop("rank", None)
+        if rank is None or rank == linker.identity.group_rank:
+            options.update(fault)
+    if "streams" not in options:
+        return make(linker, *place)
+    from hpkv_testing.host_streams import copier
 
-            return copier(*place, linker.layout, delay_us=fault["streams"])
-    return make(linker, *place)
+    staged_pages = options.get("staged_pages")
+    return copier(*place, linker.layout, delay_us=options["streams"], staged_pages=staged_pages)
 
 
 def _delay(_cache: Any, linker: Any, value: list[Any]) -> None:
@@ -237,6 +244,7 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "wait_complete_cap_s": _wait_complete_cap_s,
     "self_test": lambda *_: None,  # hooked, as the next one: there is no tree yet
     "streams": lambda *_: None,
+    "staged_pages": lambda *_: None,
     "count": _count,
     "audit": _audit,
 }

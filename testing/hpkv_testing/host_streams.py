@@ -112,15 +112,23 @@ class SettledEngine:
         return getattr(self._engine, name)
 
 
-def copier(pool: Pool, namespace_index: int, layout: PoolLayout, *, delay_us: int = 50) -> Copier:
+def copier(
+    pool: Pool,
+    namespace_index: int,
+    layout: PoolLayout,
+    *,
+    delay_us: int = 50,
+    staged_pages: int | None = None,
+) -> Copier:
     """The engine between `layout`'s pages in host memory and `pool`.
 
-    Each piece of work of the device is late by up to `delay_us`. CorePoolError and ValueError as of
-    `_core.StreamEngine`.
+    Each piece of work of the device is late by up to `delay_us`. With `staged_pages` nothing of the
+    pool is registered, and so many pages at a time are loaded by way of staging. CorePoolError and
+    ValueError as of `_core.StreamEngine`.
     """
     from hpkv_sglang._core import AsyncHostDevice, StreamEngine
-    from hpkv_sglang.copy.engines import Copier
-    from hpkv_sglang.copy.streams import StreamCopies, resident_pages
+    from hpkv_sglang.copy.engines import stream_copier
+    from hpkv_sglang.copy.streams import StreamCopies
 
     device = AsyncHostDevice(delay_us=delay_us)
     engine = StreamEngine(
@@ -129,7 +137,8 @@ def copier(pool: Pool, namespace_index: int, layout: PoolLayout, *, delay_us: in
         namespace_index,
         layout.block,
         page_size=layout.page_size,
-        staging_bytes=max(16 << 20, 8 * layout.block.block_bytes),
+        staging_bytes=_staging_bytes(layout, staged_pages),
+        register_pool=staged_pages is None,
     )
     settled: Any = SettledEngine(engine, device)
     copies = StreamCopies(
@@ -137,4 +146,12 @@ def copier(pool: Pool, namespace_index: int, layout: PoolLayout, *, delay_us: in
         HostStreams(device),
         layer_count=layout.block.layer_count,
     )
-    return Copier(copies, layout, resident_pages, lambda: copies.poisoned, copies.together)
+    return stream_copier(copies, layout)
+
+
+def _staging_bytes(layout: PoolLayout, load_pages: int | None) -> int:
+    page = layout.block.block_bytes
+    if load_pages is None:
+        return max(16 << 20, 8 * page)
+    # Half of it is for loads; a slot has a table of 4 KiB, and starts at a multiple of 256 bytes.
+    return 2 * load_pages * (-(-page // 256) * 256 + 4096)

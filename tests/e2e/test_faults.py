@@ -9,9 +9,13 @@ import pytest
 from hpkv_testing.faults import Fault
 from hpkv_testing.fixtures import ServerFactory
 from hpkv_testing.server import Server
+from hpkv_testing.tiers import wait_until_stored
 from tests.e2e.support import (
+    PAGE,
+    UNHURRIED,
     ask,
     assert_same_up_to_rounding,
+    cacheable,
     device_hit,
     prompts,
     tiered,
@@ -141,6 +145,36 @@ def test_the_engine_of_a_gpu_serves_everything_on_a_device_of_threads(
     checkpoint = request.getfixturevalue(model)
     server = start(server_factory, checkpoint, pool, faults=faults, tp_size=ranks)
     assert under_load(server, seed=59, **LOAD[ranks]) > 0
+    server.kill()
+
+
+@pytest.mark.parametrize(("model", "ranks"), MODELS_AND_RANKS)
+def test_of_a_prefix_that_has_no_room_the_rest_is_computed(
+    server_factory: ServerFactory,
+    pool: Path,
+    model: str,
+    ranks: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Nobody waits for a load that the device has no room for; with two ranks, one of them."""
+    room = {"staged_pages": 4, "rank": ranks - 1}
+    checkpoint = request.getfixturevalue(model)
+    server = start(
+        server_factory,
+        checkpoint,
+        pool,
+        faults=[UNHURRIED, {"streams": 100}, room],
+        tp_size=ranks,
+    )
+    (tokens,) = prompts(1, 400, seed=62)
+    reference = device_hit(server, tokens)
+    for _ in range(2):
+        server.flush_cache()
+        wait_until_stored(pool, at_least=cacheable(len(tokens)) // PAGE)
+        answer = server.generate(ask(tokens))
+        assert answer.cached_on("host") == answer.cached_tokens == 4 * PAGE
+        assert_same_up_to_rounding(answer, reference)
+    assert under_load(server, seed=63, **LOAD[ranks]) > 0
     server.kill()
 
 

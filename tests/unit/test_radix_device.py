@@ -20,7 +20,7 @@ from hpkv_sglang.radix import linker as linker_module
 from hpkv_sglang.radix import recompute, wrapper
 from hpkv_sglang.radix.linker import HpkvLinker
 from hpkv_sglang.radix.loads import NO_BATCH, LayerLoads, QueuedLoad
-from hpkv_sglang.radix.runs import Run
+from hpkv_sglang.radix.runs import Part, Run
 from hpkv_sglang.radix.wrapper import HpkvLinkerWrapper
 
 PAGE = 16
@@ -41,6 +41,29 @@ class ThreePages(Run):
     pages = verified_pages = 3
 
 
+class Room:
+    """So many pages, of whatever source."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages, self.asked = pages, list[int]()
+
+    def take(self, lease: Any, source: Any) -> int:
+        assert source is None
+        self.asked.append(lease.count)
+        fitting: int = min(self.pages, lease.count)
+        self.pages -= fitting
+        return fitting
+
+    def copy(self) -> Room:
+        return Room(self.pages)
+
+
+def run_of(pages: int, verified: int) -> Run:
+    lease: Any = SimpleNamespace(count=pages, verified_count=verified)
+    source: Any = SimpleNamespace(block=None, blocks_per_page=1)
+    return Run([Part(source, lease, pages)])
+
+
 def tree_side(broken: bool) -> HpkvLinkerWrapper:
     side = HpkvLinkerWrapper.__new__(HpkvLinkerWrapper)
     side.cache = SimpleNamespace(page_size=PAGE)
@@ -52,7 +75,7 @@ def tree_side(broken: bool) -> HpkvLinkerWrapper:
         sources=None,
         tail_of=lambda *_: SimpleNamespace(hashes=lambda count: ["hash"] * count),
         economy=SimpleNamespace(pages_worth_loading=lambda pages: pages),
-        engine_is_broken=lambda: broken,
+        loadable_pages=lambda run: 0 if broken else run.verified_pages,
     )
     return side
 
@@ -65,6 +88,46 @@ def test_a_broken_engine_promises_nothing(
     req = SimpleNamespace(rid="r")
     result = tree_side(broken).match(["token"] * (4 * PAGE), req, Matched())
     assert result.host_hit_length == promised
+
+
+@pytest.mark.parametrize(
+    ("broken", "verified", "room", "loadable"),
+    [(False, 3, None, 3), (False, 2, None, 2), (False, 3, 2, 2), (False, 1, 2, 1), (True, 3, 9, 0)],
+)
+def test_pages_are_loadable_that_are_verified_and_have_room(
+    broken: bool, verified: int, room: int | None, loadable: int
+) -> None:
+    linker = HpkvLinker.__new__(HpkvLinker)
+    linker.loads = LayerLoads(4, lambda pages, seconds: None)
+    linker.engine_is_broken = lambda: broken
+    linker.room = lambda: None if room is None else Room(room)  # type: ignore[assignment,return-value]
+    assert linker.loadable_pages(run_of(pages=3, verified=verified)) == loadable
+
+
+def test_pages_beside_loads_that_are_queued_have_what_those_left_until_they_are_started() -> None:
+    free = [5]
+    loads = LayerLoads(4, lambda pages, seconds: None)
+
+    def fitting(pages: int) -> int:
+        return loads.fit(run_of(pages, pages), lambda: Room(free[0]))  # type: ignore[arg-type,return-value]
+
+    assert fitting(4) == 4 and fitting(9) == 5, "a question takes nothing"
+    loads.queue(QueuedLoad("a", run_of(2, 2), torch.arange(2)))
+    free[0] = 0  # the engine does not know of what is queued, and is not asked again
+    assert fitting(9) == 3
+    loads.queue(QueuedLoad("lost", None, torch.arange(2)))
+    loads.queue(QueuedLoad("b", run_of(3, 3), torch.arange(3)))
+    assert fitting(9) == 0
+    loads.start(SimpleNamespace(load=lambda *_: None))  # type: ignore[arg-type]
+    free[0] = 1
+    assert fitting(9) == 1
+
+
+def test_a_run_ends_for_a_load_where_one_of_its_parts_does_not_fit() -> None:
+    parts: list[Any] = run_of(2, 2).parts + run_of(4, 4).parts + run_of(1, 1).parts
+    room = Room(5)
+    assert Run(parts).fit(room) == 5  # type: ignore[arg-type]
+    assert room.asked == [2, 4], "what lies behind a hole is of no use"
 
 
 def test_what_was_read_from_disk_stays_pinned_until_its_load_is_queued(

@@ -14,6 +14,7 @@
 #include "copy/stream/device.h"
 #include "copy/stream/health.h"
 #include "copy/stream/index_reader.h"
+#include "copy/stream/part_regions.h"
 #include "copy/stream/queue.h"
 #include "copy/stream/registered_pool.h"
 #include "copy/stream/staging.h"
@@ -27,8 +28,11 @@ struct StreamOptions {
   // Pinned memory; by default as many slots as fit, at least 2 and at most 2048.
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   std::size_t staging_slots = 0;  // overrides it
-  // Tables of loads that are read in place, of 4 KiB: one for up to 256 pages on their way.
-  std::size_t load_tables = 256;
+  // Tables of loads that are read in place, of 4 KiB: one for up to 256 pages on their way, and
+  // one more for each part of those of a source.
+  std::size_t load_tables = 1024;
+  // Pinned memory for the regions of sources, 56 bytes each.
+  std::uint64_t part_region_bytes = std::uint64_t{1} << 20;
   // Page indices of spills by batches that come from the device in one piece: 64 KiB of pinned
   // memory.
   std::size_t index_rows = 8192;
@@ -97,6 +101,7 @@ struct Core {
   Staging staging;
   TableArena load_tables;
   RegionTable regions;
+  PartRegions part_regions;
   RegisteredPool registered;
   CopyStream to_device;
   GateMaker load_gates;

@@ -142,6 +142,14 @@ std::shared_ptr<VerifyTicket> StreamEngine::verify(Lease lease) {
   return parts_->verifies.submit(std::move(lease));
 }
 
+StagingShare StreamEngine::load_room() { return parts_->loads.room(); }
+
+std::size_t StreamEngine::fit(const Lease& lease, const std::shared_ptr<const BlockSource>& source,
+                              StagingShare& room) {
+  static_cast<void>(page_count(lease, source.get()));
+  return stream::fit(blocks_in_place(core(), lease.refs(), source, true), 0, true, room);
+}
+
 void StreamEngine::hold_loads() { parts_->loads.hold(); }
 void StreamEngine::release_loads() { parts_->loads.release(); }
 

@@ -19,6 +19,7 @@
 
 #include "copy/engine.h"
 #include "copy/stream/core.h"
+#include "copy/stream/load_batch.h"
 #include "copy/stream/stream_load.h"
 #include "copy/stream/stream_spill.h"
 #include "copy/stream/transfer.h"
@@ -57,6 +58,15 @@ class StreamEngine final : public CopyEngine {
   std::shared_ptr<StreamLoad> load_resident(Lease lease, DevicePages pages, const After& after,
                                             std::shared_ptr<const BlockSource> source = nullptr);
   std::shared_ptr<VerifyTicket> verify(Lease lease) override;
+
+  // What loads could take now without waiting for any before them; and how many leading pages of
+  // this lease fit into that, which takes off what they need. Loads that fit, of resident pages and
+  // submitted together, are enqueued at once: nobody who waits for one waits for a copy. Never
+  // waits. fit() throws as load() does.
+  [[nodiscard]] StagingShare load_room();
+  [[nodiscard]] std::size_t fit(const Lease& lease,
+                                const std::shared_ptr<const BlockSource>& source,
+                                StagingShare& room);
 
   // Loads that are submitted between these, by any thread, go side by side: layer 0 of each, then
   // layer 1 of each, and so on. They are for one forward pass: each may wait for the streams of the

@@ -10,7 +10,8 @@
 // read: what is there is read when the job runs, not when it is enqueued.
 //
 // Invariant: a page outside [0, page_count) is not touched, because nobody may have seen the
-// indices on the host; a gather by rows says so in their place. Threads: pure functions.
+// indices on the host; a gather by rows says so in their place. Nor is a page without a block.
+// Threads: pure functions.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +60,7 @@ struct PageRegion {
 struct PageJob {
   const PageRegion* regions = nullptr;    // readable by the executing side, as are the next two
   const std::int64_t* pages = nullptr;    // one per page of the job, or an array that rows go into
-  const std::uint64_t* blocks = nullptr;  // address of each page's block
+  const std::uint64_t* blocks = nullptr;  // address of each page's block; 0: not for this job
   // Which of `pages` each page of the job is; null: in order. A row becomes -1 where it is no page
   // of the pool: then nothing was copied, and whoever waits for the job can see that.
   std::int64_t* rows = nullptr;
@@ -170,6 +171,7 @@ HPKV_ON_DEVICE void copy_unit(const PageJob& job, std::uint64_t unit, Lane lane)
     if (job.rows != nullptr) job.rows[entry] = -1;
     return;
   }
+  if (job.blocks[entry] == 0) return;
   std::byte* const on_device =
       reinterpret_cast<std::byte*>(region.base + page * region.page_stride);
   std::byte* const in_block = reinterpret_cast<std::byte*>(job.blocks[entry] + region.block_offset);

@@ -1,69 +1,127 @@
 #include "copy/stream/load_batch.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
-#include <span>
 #include <utility>
 
 namespace hpkv::stream {
 namespace {
 
-using Blocks = std::span<std::byte* const>;
-
-struct Need {
-  std::size_t slots = 0;
-  std::size_t tables = 0;  // of the arena
+// Pages [begin, end) of a batch.
+struct Chunk {
+  std::size_t begin;
+  std::size_t end;
+  std::size_t staged = 0;
+  bool has_own = false;    // in slots or in place
+  bool has_parts = false;  // in place
 };
 
-std::size_t staged(Blocks blocks) {
-  return static_cast<std::size_t>(std::ranges::count(blocks, nullptr));
-}
-
-template <typename Visit>
-void each_chunk(Blocks blocks, Visit&& visit) {
-  for (std::size_t at = 0; at < blocks.size(); at += kTableRows) {
-    visit(blocks.subspan(at, std::min(kTableRows, blocks.size() - at)));
+std::vector<Chunk> chunks_of(const LoadBlocks& blocks) {
+  std::vector<Chunk> chunks;
+  for (std::size_t at = 0; at < blocks.count(); at += kTableRows) {
+    Chunk chunk{at, std::min(at + kTableRows, blocks.count())};
+    for (std::size_t page = at; page < chunk.end; ++page) {
+      const bool staged = blocks.is_staged(page);
+      const bool own = staged || blocks.own[page] != nullptr;
+      chunk.staged += staged ? 1 : 0;
+      chunk.has_own = chunk.has_own || own;
+      chunk.has_parts = chunk.has_parts || !own;
+    }
+    chunks.push_back(chunk);
   }
+  return chunks;
 }
 
-Need need_of(const LoadBatch& batch) {
-  Need need{staged(batch.blocks), 0};
-  if (!batch.by_kernel) return need;
-  each_chunk(batch.blocks, [&need](Blocks chunk) { need.tables += staged(chunk) == 0 ? 1 : 0; });
+StagingShare need_of(const LoadBatch& batch) {
+  StagingShare need;
+  for (const Chunk& chunk : chunks_of(batch.blocks)) {
+    need.slots += chunk.staged;
+    if (!batch.by_kernel) continue;
+    need.tables += chunk.has_own && chunk.staged == 0 ? 1 : 0;
+    need.tables += chunk.has_parts ? batch.blocks.parts.size() : 0;
+  }
   return need;
 }
 
-// How many pages from the first of these on are within the bounds; one at least. A chunk counts as
-// one table, wherever that is.
-std::size_t fitting(Blocks blocks, Need bounds, bool by_kernel) {
-  const std::size_t most = by_kernel ? bounds.tables * kTableRows : blocks.size();
-  std::size_t slots = 0;
-  std::size_t count = 0;
-  for (; count < std::min(blocks.size(), most); ++count) {
-    if (blocks[count] == nullptr && ++slots > bounds.slots) break;
+LoadBlocks sub(const LoadBlocks& blocks, std::size_t first, std::size_t count) {
+  const auto cut = [first, count](const BlockColumn& column) {
+    const auto begin = column.begin() + static_cast<std::ptrdiff_t>(first);
+    return BlockColumn(begin, begin + static_cast<std::ptrdiff_t>(count));
+  };
+  LoadBlocks part{cut(blocks.own), {}};
+  for (const BlockColumn& column : blocks.parts) part.parts.push_back(cut(column));
+  return part;
+}
+
+// Hands out what a batch has taken, in order.
+struct Taken {
+  Core& core;
+  std::vector<Slot>::const_iterator slot;
+  std::vector<Slot>::const_iterator table;
+
+  [[nodiscard]] std::byte* next_page() { return core.staging.page(*slot++); }
+  [[nodiscard]] KernelTable next_table() { return core.load_tables.table(*table++); }
+};
+
+void lay_out(LoadBatch& batch, Taken taken) {
+  batch.part_tables.resize(batch.blocks.parts.size());
+  for (const Chunk& chunk : chunks_of(batch.blocks)) {
+    if (batch.by_kernel) {
+      const bool in_slot = chunk.staged != 0;
+      batch.tables.push_back(in_slot         ? taken.core.staging.table(*taken.slot)
+                             : chunk.has_own ? taken.next_table()
+                                             : KernelTable{});
+      for (std::vector<KernelTable>& tables : batch.part_tables) {
+        tables.push_back(chunk.has_parts ? taken.next_table() : KernelTable{});
+      }
+    }
+    for (std::size_t page = chunk.begin; page < chunk.end; ++page) {
+      if (batch.blocks.is_staged(page)) batch.blocks.own[page] = taken.next_page();
+    }
   }
-  return count;
 }
 
 }  // namespace
 
+std::size_t fit(const LoadBlocks& blocks, std::size_t first, bool by_kernel, StagingShare& room) {
+  const std::size_t per_chunk = by_kernel ? 1 + blocks.parts.size() : 0;
+  std::size_t page = first;
+  for (; page < blocks.count(); ++page) {
+    const std::size_t tables = (page - first) % kTableRows == 0 ? per_chunk : 0;
+    const std::size_t slots = blocks.is_staged(page) ? 1 : 0;
+    if (tables > room.tables || slots > room.slots) break;
+    room.tables -= tables;
+    room.slots -= slots;
+  }
+  return page - first;
+}
+
+StagingShare need_of(const LoadBlocks& blocks, bool by_kernel) {
+  constexpr std::size_t kMuch = std::numeric_limits<std::size_t>::max();
+  StagingShare left{kMuch, kMuch};
+  static_cast<void>(fit(blocks, 0, by_kernel, left));
+  return {kMuch - left.slots, kMuch - left.tables};
+}
+
 // In halves of what there is, so that one is filled while another is on its way.
-std::vector<LoadBatch> cut_load(const Core& core, const std::vector<std::byte*>& blocks,
-                                bool by_kernel) {
-  Need bounds{core.load_slots.count(), core.load_tables.lane.count()};
-  if (fitting(blocks, bounds, by_kernel) < blocks.size()) {
-    bounds = {std::max<std::size_t>(bounds.slots / 2, 1),
-              std::max<std::size_t>(bounds.tables / 2, 1)};
+std::vector<LoadBatch> cut_load(const Core& core, const LoadBlocks& blocks, bool by_kernel) {
+  StagingShare most{core.load_slots.count(), core.load_tables.lane.count()};
+  StagingShare room = most;
+  if (fit(blocks, 0, by_kernel, room) < blocks.count()) {
+    most = {std::max<std::size_t>(most.slots / 2, 1),
+            std::max<std::size_t>(most.tables / 2, 1 + blocks.parts.size())};
   }
   std::vector<LoadBatch> batches;
-  for (std::size_t first = 0; first < blocks.size();) {
-    const Blocks rest = Blocks(blocks).subspan(first);
-    const std::size_t count = fitting(rest, bounds, by_kernel);
+  for (std::size_t first = 0; first < blocks.count();) {
+    room = most;
+    const std::size_t count = fit(blocks, first, by_kernel, room);
     batches.push_back({.first = first,
-                       .last = count == rest.size(),
+                       .last = first + count == blocks.count(),
                        .by_kernel = by_kernel,
-                       .blocks = {rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(count)},
+                       .blocks = sub(blocks, first, count),
                        .tables = {},
+                       .part_tables = {},
                        .slots = {},
                        .own_tables = {}});
     first += count;
@@ -72,12 +130,13 @@ std::vector<LoadBatch> cut_load(const Core& core, const std::vector<std::byte*>&
 }
 
 bool has_room(Core& core, const LoadBatch& batch) {
-  const Need need = need_of(batch);
-  return core.load_slots.has_free(need.slots) && core.load_tables.lane.has_free(need.tables);
+  const StagingShare need = need_of(batch);
+  return core.load_slots.free_count() >= need.slots &&
+         core.load_tables.lane.free_count() >= need.tables;
 }
 
 bool take(Core& core, LoadBatch& batch) {
-  const Need need = need_of(batch);
+  const StagingShare need = need_of(batch);
   std::optional<std::vector<Slot>> slots = core.load_slots.take(need.slots);
   if (!slots) return false;
   std::optional<std::vector<Slot>> tables = core.load_tables.lane.take(need.tables);
@@ -87,20 +146,7 @@ bool take(Core& core, LoadBatch& batch) {
   }
   batch.slots = std::move(*slots);
   batch.own_tables = std::move(*tables);
-  auto slot = batch.slots.begin();
-  auto own = batch.own_tables.begin();
-  each_chunk(batch.blocks, [&](Blocks chunk) {
-    const auto in_slots = static_cast<std::ptrdiff_t>(staged(chunk));
-    if (batch.by_kernel) {
-      batch.tables.push_back(in_slots != 0 ? core.staging.table(*slot)
-                                           : core.load_tables.table(*own++));
-    }
-    slot += in_slots;
-  });
-  slot = batch.slots.begin();
-  for (std::byte*& block : batch.blocks) {
-    if (block == nullptr) block = core.staging.page(*slot++);
-  }
+  lay_out(batch, {core, batch.slots.begin(), batch.own_tables.begin()});
   return true;
 }
 

@@ -4,8 +4,9 @@
 //                        [ in place | in place ...        ]  table: one of the arena
 //
 // A page in place takes nothing but a row of a table, so a load whose pages all are is one batch,
-// and nobody waits for slots. A load that does not fit is cut: the taker waits for what earlier
-// batches have.
+// and nobody waits for slots. One whose parts are read where they lie has a row in the table of
+// each part; those are the arena's. A load that does not fit is cut: the taker waits for what
+// earlier batches have.
 //
 // Threads: the one that enqueues loads takes, any gives.
 #pragma once
@@ -14,24 +15,51 @@
 #include <vector>
 
 #include "copy/stream/core.h"
+#include "copy/stream/load_blocks.h"
 
 namespace hpkv::stream {
 
-// The pages [first, first + blocks.size()) of a load.
+// Of what loads take.
+struct StagingShare {
+  std::size_t slots = 0;
+  std::size_t tables = 0;  // of the arena
+
+  StagingShare& operator+=(const StagingShare& other) noexcept {
+    slots += other.slots;
+    tables += other.tables;
+    return *this;
+  }
+  StagingShare& operator-=(const StagingShare& other) noexcept {
+    slots -= other.slots;
+    tables -= other.tables;
+    return *this;
+  }
+};
+
+// How many pages from `first` on fit, and takes off what they need at most: a chunk counts as one
+// table of each format, wherever that is.
+[[nodiscard]] std::size_t fit(const LoadBlocks& blocks, std::size_t first, bool by_kernel,
+                              StagingShare& room);
+// What all pages need at most, as one batch.
+[[nodiscard]] StagingShare need_of(const LoadBlocks& blocks, bool by_kernel);
+
+// The pages [first, first + blocks.count()) of a load.
 struct LoadBatch {
   std::size_t first = 0;
   bool last = false;
-  bool by_kernel = false;          // its chunks have tables
-  std::vector<std::byte*> blocks;  // where the device reads each page; null: in a slot to be taken
+  bool by_kernel = false;  // its chunks have tables
+  // Once it was taken, `own` has the slots of pages that are staged.
+  LoadBlocks blocks;
+  // Of each chunk; without addresses where the chunk has no page of that format.
   std::vector<KernelTable> tables;
+  std::vector<std::vector<KernelTable>> part_tables;  // by part
   // What is held until the device is done.
   std::vector<Slot> slots;
   std::vector<Slot> own_tables;  // of the arena
 };
 
-// `blocks` as those of a batch. The batches have taken nothing yet, and each can.
-[[nodiscard]] std::vector<LoadBatch> cut_load(const Core& core,
-                                              const std::vector<std::byte*>& blocks,
+// The batches have taken nothing yet, and each can.
+[[nodiscard]] std::vector<LoadBatch> cut_load(const Core& core, const LoadBlocks& blocks,
                                               bool by_kernel);
 // Whether take() would not wait.
 [[nodiscard]] bool has_room(Core& core, const LoadBatch& batch);

@@ -37,6 +37,9 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, const After& afte
     return work->load;
   }
   if (request.lease.count() == 0 || core_.health->poisoned()) return refused(request);
+  work->by_kernel = scatters_by_kernel(core_, request.resident);
+  work->blocks = blocks_in_place(core_, request.lease.refs(), request.source, work->by_kernel);
+  work->promised = need_of(work->blocks, work->by_kernel);
   work->gate = core_.load_gates.make(after);
   if (core_.faults.take_failure(CopyKind::load)) work->load->fail();
   {
@@ -47,6 +50,7 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, const After& afte
       open_.insert(work->load);
       core_.outstanding.add();
       gathered_.push_back(work);
+      promised_ += work->promised;
       if (holds_ == 0) hand_over();
       return work->load;
     }
@@ -75,6 +79,17 @@ void Loads::release() {
   if (--holds_ == 0) hand_over();
 }
 
+StagingShare Loads::room() {
+  // Promised before free: who takes between these has both taken off, not none.
+  const StagingShare promised = [this] {
+    const std::lock_guard lock(mutex_);
+    return promised_;
+  }();
+  const std::size_t slots = core_.load_slots.free_count();
+  const std::size_t tables = core_.load_tables.lane.free_count();
+  return {slots - std::min(slots, promised.slots), tables - std::min(tables, promised.tables)};
+}
+
 void Loads::hand_over() {
   if (!gathered_.empty()) to_enqueue_.push(std::exchange(gathered_, {}));
 }
@@ -100,7 +115,12 @@ void Loads::enqueue_all() {
   while (std::optional<Group> group = to_enqueue_.pop()) {
     std::vector<Taken> set;
     for (const WorkRef& work : *group) {
-      if (gather(work, set)) continue;
+      const bool gathered = gather(work, set);
+      {
+        const std::lock_guard lock(mutex_);
+        promised_ -= work->promised;
+      }
+      if (gathered) continue;
       work->load->fail();
       end(work);
     }
@@ -112,9 +132,11 @@ void Loads::enqueue_all() {
 bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
   delay(*work, 0);
   if (work->load->ticket.failed() || !trusted(*work)) return false;
-  work->assembly = assembly_of(work->request.source);
-  const bool by_kernel = scatters_by_kernel(core_, work->request.resident);
-  for (LoadBatch& batch : cut_load(core_, blocks_in_place(*work), by_kernel)) {
+  add(core_.counters.loaded_in_place, work->blocks.count_in_place());
+  if (work->blocks.count_in_place() != work->blocks.count()) {
+    work->assembly = assembly_of(work->request.source);
+  }
+  for (LoadBatch& batch : cut_load(core_, work->blocks, work->by_kernel)) {
     // What take() would wait for comes free by what is enqueued. And a batch is filled while the
     // one before it is on its way.
     if (batch.first != 0 || !has_room(core_, batch)) enqueue(set);
@@ -125,7 +147,7 @@ bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
 }
 
 void Loads::enqueue(std::vector<Taken>& set) {
-  for (const Taken& taken : set) fill_tables(pages_of(*taken.work, taken.batch));
+  for (const Taken& taken : set) fill_all_tables(taken);
   const std::uint32_t layers = core_.layout.layer_count();
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     for (Taken& taken : set) {
@@ -179,30 +201,22 @@ void Loads::delay(Work& work, std::uint32_t layer) {
   if (delay.count() != 0) work.load->ticket.sleep(delay);
 }
 
-std::vector<std::byte*> Loads::blocks_in_place(const Work& work) {
-  const LoadRequest& request = work.request;
-  std::vector<std::byte*> blocks(request.count(), nullptr);
-  if (request.source) return blocks;
-  const Cover cover = scatters_by_kernel(core_, request.resident) ? Cover::adjacent : Cover::one;
-  std::size_t in_place = 0;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const BlockRef& ref = request.lease.refs()[i];
-    std::byte* const payload = core_.pool->payload(ref);
-    if (!core_.registered.holds({payload, ref.payload_bytes}, cover)) continue;
-    blocks[i] = payload;
-    ++in_place;
-  }
-  add(core_.counters.loaded_in_place, in_place);
-  return blocks;
+PageBlocks Loads::column_of(const Taken& taken, const BlockColumn& blocks,
+                            std::span<const KernelTable> tables) {
+  const LoadRequest& request = taken.work->request;
+  PageBlocks column =
+      PageBlocks{request.pages, request.resident, {}, {}}.sub(taken.batch.first, blocks.size());
+  column.blocks = blocks;
+  column.tables = tables;
+  return column;
 }
 
-PageBlocks Loads::pages_of(const Work& work, const LoadBatch& batch) {
-  const LoadRequest& request = work.request;
-  PageBlocks own =
-      PageBlocks{request.pages, request.resident, {}, {}}.sub(batch.first, batch.blocks.size());
-  own.blocks = batch.blocks;
-  own.tables = batch.tables;
-  return own;
+void Loads::fill_all_tables(const Taken& taken) {
+  const LoadBatch& batch = taken.batch;
+  fill_tables(column_of(taken, batch.blocks.own, batch.tables));
+  for (std::size_t part = 0; part < batch.blocks.parts.size(); ++part) {
+    fill_tables(column_of(taken, batch.blocks.parts[part], batch.part_tables[part]));
+  }
 }
 
 bool Loads::enqueue_layer(const Taken& taken, std::uint32_t layer) {
@@ -211,7 +225,7 @@ bool Loads::enqueue_layer(const Taken& taken, std::uint32_t layer) {
   // The gate, once, right before the first copy that it is for. From there on the rest of the set
   // runs behind it too, which is needed by the same forward pass.
   if (work->load->ticket.failed() || !core_.to_device.pass(work->gate)) return false;
-  if (!enqueue_copies(*work, batch, layer)) return false;
+  if (!enqueue_copies(taken, layer)) return false;
   if (!batch.last) return true;
   const EventHandle event = core_.to_device.mark();
   if (event == nullptr) return false;
@@ -220,16 +234,29 @@ bool Loads::enqueue_layer(const Taken& taken, std::uint32_t layer) {
   return true;
 }
 
-bool Loads::enqueue_copies(const Work& work, const LoadBatch& batch, std::uint32_t layer) {
-  const LoadRequest& request = work.request;
+bool Loads::enqueue_copies(const Taken& taken, std::uint32_t layer) {
+  const auto& [work, batch] = taken;
+  const LoadRequest& request = work->request;
+  const std::size_t count = batch.blocks.count();
   const std::size_t per_page = request.blocks_per_page();
-  const auto refs =
-      request.lease.refs().subspan(batch.first * per_page, batch.blocks.size() * per_page);
-  const PageBlocks own = pages_of(work, batch);
-  fill_slots(core_, layer, own, refs, work.assembly.get());
-  const Status status = enqueue_scatter(core_, layer, own);
-  add(core_.counters.loaded_bytes, batch.blocks.size() * core_.layout.layer_bytes(layer));
-  return core_.health->check(status);
+  const auto refs = request.lease.refs().subspan(batch.first * per_page, count * per_page);
+  const PageBlocks own = column_of(taken, batch.blocks.own, batch.tables);
+  fill_slots(core_, layer, own, refs, work->assembly.get());
+  add(core_.counters.loaded_bytes, count * core_.layout.layer_bytes(layer));
+  return core_.health->check(enqueue_scatter(core_, layer, own)) &&
+         core_.health->check(enqueue_parts(taken, layer));
+}
+
+Status Loads::enqueue_parts(const Taken& taken, std::uint32_t layer) {
+  const LoadBatch& batch = taken.batch;
+  if (batch.blocks.parts.empty()) return {};
+  const PartRegions::Table& regions = *core_.part_regions.of(taken.work->request.source);
+  for (std::size_t part = 0; part < batch.blocks.parts.size(); ++part) {
+    const PageBlocks column = column_of(taken, batch.blocks.parts[part], batch.part_tables[part]);
+    Status status = enqueue_scatter(core_, regions.of(layer, part), column);
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 // ---- thread 2 ----

@@ -6,13 +6,15 @@
 //   land      thread 2   waits for the device; only then are slots free, and the ticket is done
 //
 // A block in memory that is registered with the device is read where it lies, pinned until it has
-// landed; the others are staged. Through a source, all are: in a slot they become a block of the
-// layout's own format (assembly.h).
+// landed; the others are staged. So with a source: the parts of a page are read where they lie, or,
+// where one of them is not registered, become a block of the layout's own format in a slot
+// (assembly.h).
 //
 // Page indices that only the device has stay there, where the kernel reads them.
 //
 // A load that has slots for all its staged pages goes as one batch, without a wait; a larger one in
-// batches of half the lane, and its layers are ready with the last batch (see load_batch.h).
+// batches of half the lane, and its layers are ready with the last batch (see load_batch.h). Who
+// asks room() first need not submit a larger one.
 //
 // A group is for one forward pass, which needs layer 0 of all its loads before layer 1 of any:
 //
@@ -72,6 +74,8 @@ class Loads {
   // Throws Error{argument} for a release() without its hold().
   void hold();
   void release();
+  // What loads that are submitted now could take without waiting for any before them.
+  [[nodiscard]] StagingShare room();
   // Fails what is not over; later submissions fail.
   void stop();
   // Until both threads are gone; after stop().
@@ -81,6 +85,9 @@ class Loads {
   struct Work {
     std::shared_ptr<StreamLoad> load;
     LoadRequest request;
+    bool by_kernel = false;
+    LoadBlocks blocks;
+    StagingShare promised;                     // of promised_, until it has taken what it needs
     std::shared_ptr<const Assembly> assembly;  // of its source; thread 1
     Gate gate;
     std::uint32_t landed_layers = 0;  // thread 2
@@ -115,11 +122,13 @@ class Loads {
   [[nodiscard]] bool trusted(const Work& work);
   [[nodiscard]] std::shared_ptr<const Assembly> assembly_of(
       const std::shared_ptr<const BlockSource>& source);
-  // Where the device reads each page; null: nowhere but in a slot.
-  [[nodiscard]] std::vector<std::byte*> blocks_in_place(const Work& work);
   [[nodiscard]] bool enqueue_layer(const Taken& taken, std::uint32_t layer);
-  [[nodiscard]] bool enqueue_copies(const Work& work, const LoadBatch& batch, std::uint32_t layer);
-  [[nodiscard]] static PageBlocks pages_of(const Work& work, const LoadBatch& batch);
+  [[nodiscard]] bool enqueue_copies(const Taken& taken, std::uint32_t layer);
+  [[nodiscard]] Status enqueue_parts(const Taken& taken, std::uint32_t layer);
+  // The pages of a batch, and blocks of one format.
+  [[nodiscard]] static PageBlocks column_of(const Taken& taken, const BlockColumn& blocks,
+                                            std::span<const KernelTable> tables);
+  static void fill_all_tables(const Taken& taken);
   void delay(Work& work, std::uint32_t layer);
   void land_all();
   void land(Landing& landing);
@@ -133,6 +142,7 @@ class Loads {
   bool stopping_ = false;                       // mutex_
   std::size_t holds_ = 0;                       // mutex_
   Group gathered_;                              // not handed over yet; mutex_
+  StagingShare promised_;                       // to what is submitted and has not taken it; mutex_
   WorkQueue<Group> to_enqueue_;
   WorkQueue<Landing> to_land_;
   std::vector<std::thread> threads_;

@@ -24,23 +24,34 @@ RegisteredPool::~RegisteredPool() {
   release();
 }
 
-bool RegisteredPool::holds(std::span<const std::byte> bytes, Cover cover) {
-  if (piece_bytes_ == 0) return false;
-  const std::byte* const end = bytes.data() + bytes.size();
-  const std::lock_guard lock(mutex_);
-  auto after = ranges_.upper_bound(const_cast<std::byte*>(bytes.data()));
-  if (after != ranges_.begin()) {
-    const auto last = std::prev(after);
-    const std::byte* covered = last->first + last->second;
-    if (cover == Cover::adjacent) {
-      for (; covered < end && after != ranges_.end() && after->first == covered; ++after) {
-        covered += after->second;
-      }
+RegisteredPool::Lookup::Lookup(RegisteredPool& registered, Cover cover)
+    : registered_(registered), cover_(cover), lock_(registered.mutex_) {}
+
+RegisteredPool::Lookup::~Lookup() {
+  if (!missed_) return;
+  registered_.asked_ = true;
+  registered_.changed_.notify_all();
+}
+
+bool RegisteredPool::Lookup::holds(std::span<const std::byte> bytes) {
+  const std::byte* const first = bytes.data();
+  const std::byte* const end = first + bytes.size();
+  if (begin_ <= first && end <= end_) return true;
+  const auto& ranges = registered_.ranges_;
+  auto after = ranges.upper_bound(const_cast<std::byte*>(first));
+  if (after != ranges.begin()) {
+    const auto& [begin, size] = *std::prev(after);
+    const std::byte* covered = begin + size;
+    if (cover_ == Cover::adjacent) {
+      for (; after != ranges.end() && after->first == covered; ++after) covered += after->second;
     }
-    if (covered >= end) return true;
+    if (covered >= end) {
+      begin_ = begin;
+      end_ = covered;
+      return true;
+    }
   }
-  asked_ = true;
-  changed_.notify_all();
+  missed_ = true;
   return false;
 }
 

@@ -40,8 +40,32 @@ class RegisteredPool {
   RegisteredPool(const RegisteredPool&) = delete;
   RegisteredPool& operator=(const RegisteredPool&) = delete;
 
-  // Whether all these bytes are registered.
-  [[nodiscard]] bool holds(std::span<const std::byte> bytes, Cover cover);
+  // Looks up many spans; keeps the mutex, so it is for one loop. What was not registered makes the
+  // thread look again.
+  class Lookup {
+   public:
+    Lookup(RegisteredPool& registered, Cover cover);
+    ~Lookup();
+    Lookup(const Lookup&) = delete;
+    Lookup& operator=(const Lookup&) = delete;
+
+    // Whether all these bytes are registered.
+    [[nodiscard]] bool holds(std::span<const std::byte> bytes);
+
+   private:
+    RegisteredPool& registered_;
+    const Cover cover_;
+    const std::lock_guard<std::mutex> lock_;
+    // Registered, where the last one was found: blocks of a load lie near each other.
+    const std::byte* begin_ = nullptr;
+    const std::byte* end_ = nullptr;
+    bool missed_ = false;
+  };
+
+  // Of one span.
+  [[nodiscard]] bool holds(std::span<const std::byte> bytes, Cover cover) {
+    return Lookup(*this, cover).holds(bytes);
+  }
   // Why not everything is registered, to be logged once; usually empty.
   [[nodiscard]] std::string notice();
   // Ends the thread, after the call it is in.

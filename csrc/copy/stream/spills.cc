@@ -140,7 +140,7 @@ bool Spills::prepare(const WorkRef& work, std::size_t index, Batch& batch) {
     return false;
   }
   // Slots come free by what is enqueued, so that must not wait for us.
-  if (!core_.spill_slots.has_free(1)) flush(batch);
+  if (core_.spill_slots.free_count() == 0) flush(batch);
   const std::optional<std::vector<Slot>> slots = core_.spill_slots.take(1);
   if (!slots) {
     pass_over(*work, SpillOutcome::dropped, core_.counters.dropped_cancelled);

@@ -14,13 +14,6 @@ KernelTable table_at(std::byte* at) {
   return {pages, reinterpret_cast<std::uint64_t*>(pages + kTableRows)};
 }
 
-std::byte* pinned(Device& device, std::uint64_t bytes) {
-  std::byte* made = nullptr;
-  const Status status = device.allocate_pinned(bytes, made);
-  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
-  return made;
-}
-
 std::uint64_t rounded(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace
@@ -41,9 +34,9 @@ std::optional<std::vector<Slot>> SlotLane::take(std::size_t wanted) {
   return slots;
 }
 
-bool SlotLane::has_free(std::size_t wanted) {
+std::size_t SlotLane::free_count() {
   const std::lock_guard lock(mutex_);
-  return free_.size() >= wanted;
+  return free_.size();
 }
 
 void SlotLane::give(std::span<const Slot> slots) {
@@ -61,6 +54,13 @@ void SlotLane::close() {
 bool SlotLane::whole() {
   const std::lock_guard lock(mutex_);
   return free_.size() == count_;
+}
+
+std::byte* pinned(Device& device, std::uint64_t bytes) {
+  std::byte* made = nullptr;
+  const Status status = device.allocate_pinned(bytes, made);
+  if (!status.ok()) throw Error(ErrorKind::system, "copy engine: " + status.text());
+  return made;
 }
 
 // ---- Staging ----

@@ -43,8 +43,8 @@ class SlotLane {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
   // Exactly `wanted` slots, at most count(), waiting for them; nothing once closed. One taker.
   [[nodiscard]] std::optional<std::vector<Slot>> take(std::size_t wanted);
-  // Whether take(wanted) would not wait.
-  [[nodiscard]] bool has_free(std::size_t wanted);
+  // take() of so many would not wait.
+  [[nodiscard]] std::size_t free_count();
   void give(std::span<const Slot> slots);
   void close();
   // All slots are free.
@@ -57,6 +57,9 @@ class SlotLane {
   std::vector<Slot> free_;  // mutex_
   bool closed_ = false;     // mutex_
 };
+
+// Throws Error{system} when the device pins no more.
+[[nodiscard]] std::byte* pinned(Device& device, std::uint64_t bytes);
 
 class Staging {
  public:

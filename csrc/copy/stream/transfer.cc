@@ -25,25 +25,30 @@ void walk_layout(const Core& core, std::uint32_t layer, std::uint32_t end, std::
   }
 }
 
+// The layout's, of the layers [layer, end).
+RegionSpan own_regions(const Core& core, std::uint32_t layer, std::uint32_t end) {
+  return {core.regions.begin(layer), core.regions.count(layer, end)};
+}
+
 // Calls run(job) for each chunk of at most kTableRows pages.
 template <typename Run>
-Status each_chunk(const Core& core, std::uint32_t layer, std::uint32_t end, const PageBlocks& batch,
-                  Run&& run) {
+Status each_chunk(const Core& core, RegionSpan regions, const PageBlocks& batch, Run&& run) {
+  if (regions.count == 0) return {};
   for (std::size_t first = 0; first < batch.blocks.size(); first += kTableRows) {
     const KernelTable& table = batch.tables[first / kTableRows];
+    if (table.blocks == nullptr) continue;
     const bool resident = batch.resident.count != 0;
     const bool by_rows = resident && !batch.pages.empty();
     const std::int64_t* const in_order =
         resident ? batch.resident.first_slots + first : table.pages;
-    const PageJob job{.regions = core.regions.begin(layer),
+    const PageJob job{.regions = regions.begin,
                       .pages = by_rows ? batch.resident.first_slots : in_order,
                       .blocks = table.blocks,
                       .rows = by_rows ? table.pages : nullptr,
-                      .region_count = core.regions.count(layer, end),
+                      .region_count = regions.count,
                       .count = std::min(kTableRows, batch.blocks.size() - first),
                       .page_count = core.layout.page_count(),
                       .tokens_per_page = resident ? batch.resident.page_size : 1};
-    if (job.region_count == 0) continue;
     if (Status status = run(job); !status.ok()) return status;
   }
   return {};
@@ -66,6 +71,7 @@ void fill_tables(const PageBlocks& batch) {
   if (batch.tables.empty()) return;
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
     const KernelTable& table = batch.tables[i / kTableRows];
+    if (table.blocks == nullptr) continue;
     const std::size_t row = i % kTableRows;
     table.blocks[row] = reinterpret_cast<std::uint64_t>(batch.blocks[i]);
     if (!batch.pages.empty()) table.pages[row] = batch.pages[i];
@@ -83,7 +89,7 @@ bool scatters_by_kernel(const Core& core, const DevicePages& resident) {
 Status enqueue_gather(const Core& core, const PageBlocks& batch) {
   const std::uint32_t layers = core.layout.layer_count();
   if (core.options.spill_path == CopyPath::kernel) {
-    return each_chunk(core, 0, layers, batch, [&core](PageJob job) {
+    return each_chunk(core, own_regions(core, 0, layers), batch, [&core](PageJob job) {
       job.to_block = true;
       return core.device->run(core.to_host.handle(), job);
     });
@@ -101,9 +107,7 @@ Status enqueue_gather(const Core& core, const PageBlocks& batch) {
 
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch) {
   if (scatters_by_kernel(core, batch.resident)) {
-    return each_chunk(core, layer, layer + 1, batch, [&core](const PageJob& job) {
-      return core.device->run(core.to_device.handle(), job);
-    });
+    return enqueue_scatter(core, own_regions(core, layer, layer + 1), batch);
   }
   std::vector<Span> spans;
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
@@ -116,6 +120,12 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& 
   return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
 }
 
+Status enqueue_scatter(const Core& core, RegionSpan regions, const PageBlocks& batch) {
+  return each_chunk(core, regions, batch, [&core](const PageJob& job) {
+    return core.device->run(core.to_device.handle(), job);
+  });
+}
+
 void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,
                 std::span<const BlockRef> refs, const Assembly* assembly) {
   const std::uint64_t begin = core.layer_offsets[layer];
@@ -123,6 +133,7 @@ void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,
   std::vector<const std::byte*> payloads(refs.size() / batch.blocks.size());
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
     std::byte* const slot = batch.blocks[i];
+    if (slot == nullptr) continue;
     const auto own = refs.subspan(i * payloads.size(), payloads.size());
     std::ranges::transform(own, payloads.begin(),
                            [&core](const BlockRef& ref) { return core.pool->payload(ref); });

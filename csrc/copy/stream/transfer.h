@@ -18,8 +18,9 @@ namespace hpkv::stream {
 struct PageBlocks {
   std::span<const std::int64_t> pages;
   DevicePages resident;
-  std::span<std::byte* const> blocks;   // a slot's page, or, of a load, in the pool
-  std::span<const KernelTable> tables;  // of each chunk of kTableRows pages; none for spans
+  std::span<std::byte* const> blocks;   // a slot's page, or, of a load, in the pool; null: no copy
+  std::span<const KernelTable> tables;  // of each chunk of kTableRows pages, without addresses
+                                        // where it has no block; none for spans
 
   [[nodiscard]] PageBlocks sub(std::size_t first, std::size_t count) const;
 };
@@ -36,6 +37,8 @@ Status enqueue_gather(const Core& core, const PageBlocks& batch);
 [[nodiscard]] bool scatters_by_kernel(const Core& core, const DevicePages& resident);
 // One layer of blocks to device pages.
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch);
+// What these regions say of blocks of another format, by the kernel.
+Status enqueue_scatter(const Core& core, RegionSpan regions, const PageBlocks& batch);
 
 // A layer of each page's blocks into its slot, but for pages that are read in the pool. `refs` are
 // those of the batch, as many a page for each: one, or the parts that `assembly` puts together.
