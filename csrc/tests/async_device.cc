@@ -349,6 +349,7 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
 
 Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
   if (Status status = engine_call("run", __LINE__); !status.ok()) return status;
+  ++run_count_;
   require_pinned(reinterpret_cast<const std::byte*>(job.blocks), job.count * sizeof *job.blocks,
                  false);
   for (std::uint64_t i = 0; i < job.count; ++i) {

@@ -81,6 +81,8 @@ class AsyncDevice final : public stream::Device {
   [[nodiscard]] bool has_waited(std::thread::id thread);
   // By anybody.
   [[nodiscard]] std::size_t wait_count();
+  // Jobs that were enqueued.
+  [[nodiscard]] std::size_t run_count() const { return run_count_.load(); }
 
   // ---- stream::Device ----
   stream::Status enter_thread() override;
@@ -155,6 +157,7 @@ class AsyncDevice final : public stream::Device {
   std::map<const std::byte*, std::uint64_t> registered_;  // the same; mutex_
   std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
   std::atomic<std::size_t> refused_registrations_{0};
+  std::atomic<std::size_t> run_count_{0};
   std::atomic<std::size_t> pageable_copies_{0};
   std::atomic<std::size_t> calls_from_outside_{0};
   std::uint64_t fail_at_ = 0;  // mutex_

@@ -99,13 +99,17 @@ class PartsRig : public StreamRig {
     }
     return true;
   }
-  // Loads one page until it was read in place, so all is registered that will be.
-  void await_registered(const std::vector<Key>& two) const {
-    const std::uint64_t before = engine->stats().loaded_in_place;
+  // Loads pages of these until all were read in place.
+  void await_registered(const std::vector<Key>& keys, const Source& source) const {
+    const std::size_t count = keys.size() / (source ? 2 : 1);
+    Pages pages(count);
+    std::iota(pages.begin(), pages.end(), 0);
     CHECK(comes([&] {
-      CHECK(engine->load(lease(two), {0}, {}, parts)->wait());
-      return engine->stats().loaded_in_place != before;
+      const std::uint64_t before = engine->stats().loaded_in_place;
+      CHECK(engine->load(lease(keys), pages, {}, source)->wait());
+      return engine->stats().loaded_in_place == before + count;
     }));
+    engine->quiesce();
   }
   // Known to nobody on the host while the forward stream is held.
   [[nodiscard]] std::shared_ptr<StreamLoad> submit(Lease lease, const Pages& pages,
@@ -156,7 +160,7 @@ TEST(parts_in_registered_memory_are_read_where_they_lie_whatever_their_number) {
   PartsRig rig;
   const auto keys = random_keys(2 * StreamRig::kPages);
   rig.store_parts(keys);
-  rig.await_registered({keys[0], keys[1]});
+  rig.await_registered(keys, rig.parts);
   for (const std::size_t count : {1, 24, 256, 257, 512}) {
     const Repeated what(keys, 2, count);
     const std::uint64_t before = rig.engine->stats().loaded_in_place;
@@ -178,7 +182,7 @@ TEST(parts_that_are_read_in_place_are_pinned_until_they_have_landed) {
   PartsRig rig;
   const auto keys = random_keys(4);
   rig.store_parts(keys);
-  rig.await_registered({keys[0], keys[1]});
+  rig.await_registered(keys, rig.parts);
   rig.device->hold(rig.to_device());
   const auto load = rig.engine->load_on_streams(rig.lease(keys), {3, 4}, {}, rig.parts);
   CHECK(rig.is_enqueued(*load) && rig.pool->stats().pinned == 4);
@@ -190,7 +194,7 @@ TEST(the_regions_of_two_sources_are_kept_apart) {
   PartsRig rig;
   const auto keys = random_keys(2);
   rig.store_parts(keys);
-  rig.await_registered(keys);
+  rig.await_registered(keys, rig.parts);
   const auto swapped = std::make_shared<BlockSource>(
       rig.layout(), PartsRig::kPartBytes,
       std::vector<std::vector<Region>>{rig.regions(1), rig.regions(0)});
@@ -218,10 +222,7 @@ TEST(a_source_that_has_no_place_for_its_regions_or_tables_is_put_together) {
     const auto keys = random_keys(10);
     rig.store(own);
     rig.store_parts(keys);
-    CHECK(comes([&] {
-      CHECK(rig.engine->load(rig.lease(own), {0}, {})->wait());
-      return rig.engine->stats().loaded_in_place != 0;
-    }));
+    rig.await_registered(own, nullptr);
     const std::uint64_t before = rig.engine->stats().loaded_in_place;
     for (int round = 0; round < 3; ++round) {
       const Pages pages = {4, 0, 9, 8, 23};
@@ -267,6 +268,53 @@ TEST(loads_of_parts_in_place_and_of_pages_that_are_put_together_bring_every_byte
   CHECK(mixtures >= 5);
 }
 
+TEST(pages_in_place_of_any_number_are_one_launch_a_layer_and_format) {
+  PartsRig rig;
+  const auto keys = random_keys(2 * StreamRig::kPages);
+  const auto own = random_keys(StreamRig::kPages, 7);
+  rig.store_parts(keys);
+  rig.store(own);
+  rig.await_registered(keys, rig.parts);
+  rig.await_registered(own, nullptr);
+  for (const bool sourced : {false, true}) {
+    const Repeated what(sourced ? keys : own, sourced ? 2 : 1, sourced ? 512 : 1500);
+    const std::size_t before = rig.device->run_count();
+    CHECK(
+        rig.submit(rig.lease(what.keys), what.pages, sourced ? rig.parts : nullptr)->ticket.wait());
+    CHECK(rig.device->run_count() - before == StreamRig::kLayers * (sourced ? 2 : 1));
+    rig.engine->quiesce();
+  }
+}
+
+TEST(tables_with_others_between_them_are_launches_of_their_own_until_all_are_free) {
+  PartsRig rig;
+  const auto keys = random_keys(StreamRig::kPages);
+  rig.store(keys);
+  rig.await_registered(keys, nullptr);
+  const auto launches = [&](std::size_t pages) {
+    const Repeated what(keys, 1, pages);
+    for (const std::int64_t page : what.pages) rig.wipe_page(page);
+    const std::size_t before = rig.device->run_count();
+    const auto load = rig.engine->load_on_streams(rig.lease(what.keys), what.pages, {});
+    CHECK(rig.is_enqueued(*load));
+    const std::size_t count = rig.device->run_count() - before;
+    rig.device->release(rig.forward);
+    CHECK(load->ticket.wait());
+    for (std::size_t i = 0; i < pages; ++i) CHECK(rig.page_is(what.pages[i], what.keys[i]));
+    return count / StreamRig::kLayers;
+  };
+  rig.device->hold(rig.to_device());
+  const auto first = rig.engine->load_on_streams(rig.lease({keys[0]}), {0}, {});
+  rig.device->hold(rig.forward);
+  const auto second = rig.submit(rig.lease({keys[1]}), {1}, nullptr);
+  CHECK(rig.is_enqueued(*first) && rig.is_enqueued(*second));  // each has its table
+  rig.device->release(rig.to_device());
+  CHECK(comes([&] { return rig.engine->load_room().tables == kTables - 1; }));
+  CHECK(launches(512) == 2);  // on either side of the second's
+  rig.engine->quiesce();
+  CHECK(launches(kTables * 256) == 1);
+}
+
 // ---- room ----
 
 TEST(room_is_less_what_was_submitted_until_that_has_landed) {
@@ -298,7 +346,7 @@ TEST(tables_are_promised_as_slots_are) {
   PartsRig rig;
   const auto keys = random_keys(2);
   rig.store_parts(keys);
-  rig.await_registered(keys);
+  rig.await_registered(keys, rig.parts);
   CHECK(comes([&] { return rig.engine->load_room().tables == kTables; }));
   rig.engine->hold_loads();
   const auto load = rig.submit(rig.lease(keys), {1}, rig.parts);
@@ -346,7 +394,7 @@ TEST(room_is_taken_off_by_slots_for_what_is_staged_and_by_tables_for_every_forma
 
   PartsRig other;
   other.store_parts(keys);
-  other.await_registered({keys[0], keys[1]});
+  other.await_registered(keys, other.parts);
   const Repeated what(keys, 2, 700);
   room = {0, kTables};
   CHECK(other.engine->fit(other.lease(what.keys), other.parts, room) == 512);

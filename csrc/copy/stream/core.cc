@@ -10,7 +10,7 @@
 namespace hpkv::stream {
 namespace {
 
-constexpr std::size_t kSlotsMax = 2048;
+constexpr std::size_t kSlotsMax = 16384;
 
 struct Split {
   std::size_t loads;

@@ -25,7 +25,7 @@ enum class CopyPath : std::uint8_t { batch, kernel };
 
 struct StreamOptions {
   EngineOptions queues;  // `threads`: of them, those that checksum and publish
-  // Pinned memory; by default as many slots as fit, at least 2 and at most 2048.
+  // Pinned memory; by default as many slots as fit, at least 2 and at most 16384.
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   std::size_t staging_slots = 0;  // overrides it
   // Tables of loads that are read in place, of 4 KiB: one for up to 256 pages on their way, and

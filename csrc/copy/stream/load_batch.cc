@@ -8,10 +8,8 @@
 namespace hpkv::stream {
 namespace {
 
-// Pages [begin, end) of a batch.
+// Some pages of a batch that follow each other.
 struct Chunk {
-  std::size_t begin;
-  std::size_t end;
   std::size_t staged = 0;
   bool has_own = false;    // in slots or in place
   bool has_parts = false;  // in place
@@ -20,8 +18,8 @@ struct Chunk {
 std::vector<Chunk> chunks_of(const LoadBlocks& blocks) {
   std::vector<Chunk> chunks;
   for (std::size_t at = 0; at < blocks.count(); at += kTableRows) {
-    Chunk chunk{at, std::min(at + kTableRows, blocks.count())};
-    for (std::size_t page = at; page < chunk.end; ++page) {
+    Chunk chunk;
+    for (std::size_t page = at; page < std::min(at + kTableRows, blocks.count()); ++page) {
       const bool staged = blocks.is_staged(page);
       const bool own = staged || blocks.own[page] != nullptr;
       chunk.staged += staged ? 1 : 0;
@@ -64,21 +62,38 @@ struct Taken {
   [[nodiscard]] KernelTable next_table() { return core.load_tables.table(*table++); }
 };
 
+// Those of one format are taken one after the other, so that they may be one table.
+std::vector<KernelTable> own_tables(const std::vector<Chunk>& chunks, Taken& taken) {
+  std::vector<KernelTable> tables;
+  auto slot = taken.slot;
+  for (const Chunk& chunk : chunks) {
+    const bool in_slot = chunk.staged != 0;
+    tables.push_back(in_slot         ? taken.core.staging.table(*slot)
+                     : chunk.has_own ? taken.next_table()
+                                     : KernelTable{});
+    slot += static_cast<std::ptrdiff_t>(chunk.staged);
+  }
+  return tables;
+}
+
+std::vector<KernelTable> part_tables(const std::vector<Chunk>& chunks, Taken& taken) {
+  std::vector<KernelTable> tables;
+  for (const Chunk& chunk : chunks) {
+    tables.push_back(chunk.has_parts ? taken.next_table() : KernelTable{});
+  }
+  return tables;
+}
+
 void lay_out(LoadBatch& batch, Taken taken) {
-  batch.part_tables.resize(batch.blocks.parts.size());
-  for (const Chunk& chunk : chunks_of(batch.blocks)) {
-    if (batch.by_kernel) {
-      const bool in_slot = chunk.staged != 0;
-      batch.tables.push_back(in_slot         ? taken.core.staging.table(*taken.slot)
-                             : chunk.has_own ? taken.next_table()
-                                             : KernelTable{});
-      for (std::vector<KernelTable>& tables : batch.part_tables) {
-        tables.push_back(chunk.has_parts ? taken.next_table() : KernelTable{});
-      }
+  if (batch.by_kernel) {
+    const std::vector<Chunk> chunks = chunks_of(batch.blocks);
+    batch.tables = own_tables(chunks, taken);
+    for (std::size_t part = 0; part < batch.blocks.parts.size(); ++part) {
+      batch.part_tables.push_back(part_tables(chunks, taken));
     }
-    for (std::size_t page = chunk.begin; page < chunk.end; ++page) {
-      if (batch.blocks.is_staged(page)) batch.blocks.own[page] = taken.next_page();
-    }
+  }
+  for (std::size_t page = 0; page < batch.blocks.count(); ++page) {
+    if (batch.blocks.is_staged(page)) batch.blocks.own[page] = taken.next_page();
   }
 }
 

@@ -1,5 +1,7 @@
 #include "copy/stream/staging.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace hpkv::stream {
@@ -21,7 +23,7 @@ std::uint64_t rounded(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlig
 // ---- SlotLane ----
 
 SlotLane::SlotLane(Slot first, std::size_t count) : count_(count) {
-  for (std::size_t i = count; i-- > 0;) free_.push_back(first + static_cast<Slot>(i));
+  for (std::size_t i = 0; i < count; ++i) free_.push_back(first + static_cast<Slot>(i));
 }
 
 std::optional<std::vector<Slot>> SlotLane::take(std::size_t wanted) {
@@ -42,6 +44,7 @@ std::size_t SlotLane::free_count() {
 void SlotLane::give(std::span<const Slot> slots) {
   const std::lock_guard lock(mutex_);
   free_.insert(free_.end(), slots.begin(), slots.end());
+  if (free_.size() == count_ && !std::ranges::is_sorted(free_)) std::ranges::sort(free_);
   changed_.notify_all();
 }
 
@@ -84,12 +87,17 @@ KernelTable Staging::table(Slot slot) const noexcept {
 // ---- TableArena ----
 
 TableArena::TableArena(std::shared_ptr<Device> device, std::size_t count)
-    : lane(0, count), device_(std::move(device)), memory_(pinned(*device_, count * kTableBytes)) {}
+    : lane(0, count),
+      device_(std::move(device)),
+      count_(count),
+      memory_(pinned(*device_, count * kTableBytes)) {}
 
 TableArena::~TableArena() { device_->free_pinned(memory_); }
 
 KernelTable TableArena::table(Slot index) const noexcept {
-  return table_at(memory_ + index * kTableBytes);
+  auto* const pages = reinterpret_cast<std::int64_t*>(memory_);
+  auto* const blocks = reinterpret_cast<std::uint64_t*>(pages + count_ * kTableRows);
+  return {pages + index * kTableRows, blocks + index * kTableRows};
 }
 
 }  // namespace hpkv::stream

@@ -5,7 +5,8 @@
 // Loads and spills have slots of their own, so neither waits for the other. The table of one of a
 // chunk's slots serves the chunk: it lives exactly as long as the copies that read it. Pages that
 // are read where they lie need no slot: the table of a chunk that has none is one of a TableArena,
-// so that staging does not bound what is read in place.
+// so that staging does not bound what is read in place. Tables of the arena that lie side by side
+// are one larger table.
 //
 // Invariant: a slot, or table, has one owner, from take() until give(), which comes after the
 // device is done.
@@ -35,7 +36,8 @@ struct KernelTable {
   std::uint64_t* blocks = nullptr;
 };
 
-// The slots [first, first + count) of one direction. Threads: any.
+// The slots [first, first + count) of one direction. Takers get ascending ones, side by side as far
+// as they are: always when all were free. Threads: any.
 class SlotLane {
  public:
   SlotLane(Slot first, std::size_t count);
@@ -54,7 +56,7 @@ class SlotLane {
   const std::size_t count_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Slot> free_;  // mutex_
+  std::vector<Slot> free_;  // ascending when all are free; mutex_
   bool closed_ = false;     // mutex_
 };
 
@@ -95,7 +97,8 @@ class TableArena {
 
  private:
   const std::shared_ptr<Device> device_;
-  std::byte* memory_ = nullptr;
+  const std::size_t count_;
+  std::byte* memory_ = nullptr;  // pages of all tables, then blocks of all
 };
 
 }  // namespace hpkv::stream

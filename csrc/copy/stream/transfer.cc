@@ -30,13 +30,25 @@ RegionSpan own_regions(const Core& core, std::uint32_t layer, std::uint32_t end)
   return {core.regions.begin(layer), core.regions.count(layer, end)};
 }
 
-// Calls run(job) for each chunk of at most kTableRows pages.
+// How many chunks from this one on have their tables side by side.
+std::size_t joined(std::span<const KernelTable> tables) {
+  std::size_t count = 1;
+  while (count < tables.size() && tables[count].blocks == tables[0].blocks + count * kTableRows) {
+    ++count;
+  }
+  return count;
+}
+
+// Calls run(job) for each chunk of at most kTableRows pages, or for several at once whose tables
+// are one.
 template <typename Run>
 Status each_chunk(const Core& core, RegionSpan regions, const PageBlocks& batch, Run&& run) {
   if (regions.count == 0) return {};
-  for (std::size_t first = 0; first < batch.blocks.size(); first += kTableRows) {
-    const KernelTable& table = batch.tables[first / kTableRows];
+  for (std::size_t chunk = 0, chunks = 1; chunk < batch.tables.size(); chunk += chunks) {
+    const KernelTable& table = batch.tables[chunk];
+    chunks = table.blocks == nullptr ? 1 : joined(batch.tables.subspan(chunk));
     if (table.blocks == nullptr) continue;
+    const std::size_t first = chunk * kTableRows;
     const bool resident = batch.resident.count != 0;
     const bool by_rows = resident && !batch.pages.empty();
     const std::int64_t* const in_order =
@@ -46,7 +58,7 @@ Status each_chunk(const Core& core, RegionSpan regions, const PageBlocks& batch,
                       .blocks = table.blocks,
                       .rows = by_rows ? table.pages : nullptr,
                       .region_count = regions.count,
-                      .count = std::min(kTableRows, batch.blocks.size() - first),
+                      .count = std::min(chunks * kTableRows, batch.blocks.size() - first),
                       .page_count = core.layout.page_count(),
                       .tokens_per_page = resident ? batch.resident.page_size : 1};
     if (Status status = run(job); !status.ok()) return status;
