@@ -24,10 +24,10 @@ namespace {
 
 using stream::CopyPath;
 using stream::DevicePages;
+using stream::StagingShare;
 using stream::StreamEngine;
 using stream::StreamLoad;
 using stream::StreamOptions;
-using stream::StagingShare;
 using stream::Streams;
 using stream::StreamSpill;
 

@@ -10,6 +10,7 @@ namespace hpkv::test {
 
 using stream::Direction;
 using stream::EventHandle;
+using stream::kJobsMax;
 using stream::PageJob;
 using stream::PageRegion;
 using stream::Span;
@@ -347,9 +348,28 @@ Status AsyncDevice::copy(StreamHandle stream, Direction direction, std::span<con
   return {};
 }
 
-Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
+Status AsyncDevice::run(StreamHandle stream, std::span<const PageJob> jobs) {
   if (Status status = engine_call("run", __LINE__); !status.ok()) return status;
+  if (jobs.empty() || jobs.size() > kJobsMax) std::abort();
   ++run_count_;
+  job_count_ += jobs.size();
+  for (const PageJob& job : jobs) {
+    require_pinned_tables(job);
+    if (job.to_block) poison_blocks(job);
+  }
+  enqueue(stream, [this, mine = std::vector<PageJob>(jobs.begin(), jobs.end())] {
+    for (const PageJob& job : mine) {
+      if (job.to_block) continue;
+      on_write_(first_page(job));
+      poison_pages(job);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
+    std::ranges::for_each(mine, stream::run_on_host);
+  });
+  return {};
+}
+
+void AsyncDevice::require_pinned_tables(const PageJob& job) {
   require_pinned(reinterpret_cast<const std::byte*>(job.blocks), job.count * sizeof *job.blocks,
                  false);
   for (std::uint64_t i = 0; i < job.count; ++i) {
@@ -360,16 +380,6 @@ Status AsyncDevice::run(StreamHandle stream, const PageJob& job) {
                      (one.piece_count - 1) * one.block_step + one.piece_bytes, true);
     }
   }
-  if (job.to_block) poison_blocks(job);
-  enqueue(stream, [this, job] {
-    if (!job.to_block) {
-      on_write_(first_page(job));
-      poison_pages(job);
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(delay_us_.load() / 4));
-    stream::run_on_host(job);
-  });
-  return {};
 }
 
 Status AsyncDevice::allocate_pinned(std::uint64_t bytes, std::byte*& out) {

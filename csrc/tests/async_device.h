@@ -81,8 +81,9 @@ class AsyncDevice final : public stream::Device {
   [[nodiscard]] bool has_waited(std::thread::id thread);
   // By anybody.
   [[nodiscard]] std::size_t wait_count();
-  // Jobs that were enqueued.
+  // Launches, and the jobs of all of them.
   [[nodiscard]] std::size_t run_count() const { return run_count_.load(); }
+  [[nodiscard]] std::size_t job_count() const { return job_count_.load(); }
 
   // ---- stream::Device ----
   stream::Status enter_thread() override;
@@ -97,7 +98,7 @@ class AsyncDevice final : public stream::Device {
   stream::Status synchronize_stream(stream::StreamHandle stream) override;
   stream::Status copy(stream::StreamHandle stream, stream::Direction direction,
                       std::span<const stream::Span> spans) override;
-  stream::Status run(stream::StreamHandle stream, const stream::PageJob& job) override;
+  stream::Status run(stream::StreamHandle stream, std::span<const stream::PageJob> jobs) override;
   stream::Status allocate_pinned(std::uint64_t bytes, std::byte*& out) override;
   void free_pinned(std::byte* memory) noexcept override;
   stream::Status register_host(std::byte* memory, std::uint64_t bytes) override;
@@ -141,6 +142,7 @@ class AsyncDevice final : public stream::Device {
   void note_wait();
   // Of a copy the bytes are in one range; kernels read across ranges that lie end to end.
   void require_pinned(const std::byte* at, std::uint64_t bytes, bool by_kernel);
+  void require_pinned_tables(const stream::PageJob& job);
 
   std::atomic<std::uint32_t> delay_us_;
   std::function<void(const std::byte*)> on_write_ = [](const std::byte*) {};
@@ -158,6 +160,7 @@ class AsyncDevice final : public stream::Device {
   std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
   std::atomic<std::size_t> refused_registrations_{0};
   std::atomic<std::size_t> run_count_{0};
+  std::atomic<std::size_t> job_count_{0};
   std::atomic<std::size_t> pageable_copies_{0};
   std::atomic<std::size_t> calls_from_outside_{0};
   std::uint64_t fail_at_ = 0;  // mutex_

@@ -267,6 +267,58 @@ TEST(every_byte_is_written_by_one_thread_of_the_grid) {
   }
 }
 
+TEST(jobs_of_one_launch_copy_what_they_copy_alone) {
+  const Shape shapes[] = {{.region_count = 1,
+                           .piece_count = 1,
+                           .piece_bytes = 40,
+                           .piece_gap = 0,
+                           .page_gap = 0,
+                           .start = 0,
+                           .interleaved = false},
+                          {.region_count = 5,
+                           .piece_count = 3,
+                           .piece_bytes = 37,
+                           .piece_gap = 11,
+                           .page_gap = 16,
+                           .start = 3,
+                           .interleaved = true},
+                          {.region_count = 2,
+                           .piece_count = 7,
+                           .piece_bytes = 64,
+                           .piece_gap = 0,
+                           .page_gap = 0,
+                           .start = 0,
+                           .interleaved = false}};
+  for (const bool to_block : {false, true}) {
+    std::mt19937_64 random(11);
+    std::vector<Field> fields;
+    for (const Shape& shape : shapes) fields.push_back(make_field(shape, random));
+    std::vector<Tables> tables(fields.size());
+    stream::PageJobs jobs;
+    std::vector<Field> expected;
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      const std::vector<std::uint64_t> pages =
+          i == 0 ? std::vector<std::uint64_t>{3} : std::vector<std::uint64_t>{4, 0, 5};
+      fill_tables(tables[i], fields[i], pages, 16);
+      tables[i].job.to_block = to_block;
+      jobs.job[jobs.count++] = tables[i].job;
+      const Field before = fields[i];
+      reference(fields[i], pages, to_block);
+      expected.push_back(fields[i]);
+      std::ranges::copy(before.device, fields[i].device.begin());
+      std::ranges::copy(before.blocks, fields[i].blocks.begin());
+    }
+    for (std::uint64_t block = stream::kGridBlocksMax; block-- > 0;) {
+      for (std::uint64_t lane = 32; lane-- > 0;) {
+        stream::copy_all_in_block(jobs, block, {lane, 32});
+      }
+    }
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      CHECK(fields[i].device == expected[i].device && fields[i].blocks == expected[i].blocks);
+    }
+  }
+}
+
 TEST(a_grid_has_at_most_sixteen_blocks_and_leaves_none_idle_that_could_share_a_unit) {
   for (std::uint64_t units = 1; units < 100; ++units) {
     const Grid grid = grid_for(units);

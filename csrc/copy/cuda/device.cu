@@ -14,8 +14,8 @@ namespace hpkv::cuda {
 
 using stream::Direction;
 using stream::EventHandle;
-using stream::Grid;
 using stream::PageJob;
+using stream::PageJobs;
 using stream::Span;
 using stream::Status;
 using stream::StreamHandle;
@@ -24,8 +24,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;  // a block
 
-__global__ void __launch_bounds__(kThreads) copy_pages(PageJob job, Grid grid) {
-  stream::copy_in_block(job, grid, blockIdx.x, {threadIdx.x, blockDim.x});
+__global__ void __launch_bounds__(kThreads) copy_pages(const __grid_constant__ PageJobs jobs) {
+  stream::copy_all_in_block(jobs, blockIdx.x, {threadIdx.x, blockDim.x});
 }
 
 Status checked(cudaError_t error, const char* call, int line) {
@@ -144,12 +144,12 @@ class CudaDevice final : public stream::Device {
 
   Status copy(StreamHandle stream, Direction direction, std::span<const Span> spans) override;
 
-  Status run(StreamHandle stream, const PageJob& job) override {
-    const std::uint64_t units = job.count * job.region_count;
-    if (units == 0) return {};
-    const Grid grid = stream::grid_for(units);
-    const auto blocks = static_cast<unsigned>(grid.blocks);
-    copy_pages<<<blocks, kThreads, 0, raw_stream(stream)>>>(job, grid);
+  Status run(StreamHandle stream, std::span<const PageJob> jobs) override {
+    if (jobs.empty()) return {};
+    PageJobs all;
+    std::ranges::copy(jobs, all.job);
+    all.count = jobs.size();
+    copy_pages<<<stream::kGridBlocksMax, kThreads, 0, raw_stream(stream)>>>(all);
     return checked(cudaGetLastError(), "copy_pages<<<>>>", __LINE__);
   }
 

@@ -51,6 +51,11 @@ void EventPool::give(Gate& gate) {
   give(std::exchange(gate.user, nullptr));
 }
 
+SharedEvent EventPool::share(EventHandle event) {
+  if (event == nullptr) return nullptr;
+  return {event, [this](EventHandle shared) { give(shared); }};
+}
+
 // ---- GateMaker ----
 
 GateMaker::GateMaker(std::shared_ptr<Device> device, std::shared_ptr<Health> health,

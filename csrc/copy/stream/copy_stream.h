@@ -42,6 +42,9 @@ struct Gate {
   EventHandle user = nullptr;
 };
 
+// An event with several users; the last one gives it back.
+using SharedEvent = std::shared_ptr<void>;
+
 // Events that nobody uses at the moment; makes new ones when there is none. An event may come back
 // before the device has passed it, if no host thread waits for it: waits of streams are for the
 // record they saw.
@@ -59,6 +62,8 @@ class EventPool {
   [[nodiscard]] EventHandle mark(StreamHandle stream);
   void give(EventHandle event);
   void give(Gate& gate);
+  // Null stays null. The pool outlives it.
+  [[nodiscard]] SharedEvent share(EventHandle event);
 
  private:
   const std::shared_ptr<Device> device_;

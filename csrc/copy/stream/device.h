@@ -70,8 +70,9 @@ class Device {
 
   // Host memory of the spans is pinned. The spans themselves may go when the call returns.
   virtual Status copy(StreamHandle stream, Direction direction, std::span<const Span> spans) = 0;
-  // The tables of the job stay until it has run; they are pinned, or on the device.
-  virtual Status run(StreamHandle stream, const PageJob& job) = 0;
+  // At most kJobsMax jobs, each of a unit at least, in any order. Their tables stay until they have
+  // run; they are pinned, or on the device.
+  virtual Status run(StreamHandle stream, std::span<const PageJob> jobs) = 0;
 
   virtual Status allocate_pinned(std::uint64_t bytes, std::byte*& out) = 0;
   virtual void free_pinned(std::byte* memory) noexcept = 0;

@@ -14,7 +14,6 @@
 // Threads: pure functions.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -212,18 +211,37 @@ struct Grid {
 constexpr std::uint64_t kGridBlocksMax = 16;
 
 // `units` is not 0.
-[[nodiscard]] inline Grid grid_for(std::uint64_t units) noexcept {
-  const std::uint64_t parts = std::max<std::uint64_t>(kGridBlocksMax / units, 1);
-  return {std::min(units * parts, kGridBlocksMax), parts};
+[[nodiscard]] HPKV_ON_DEVICE Grid grid_for(std::uint64_t units) noexcept {
+  const std::uint64_t parts = units < kGridBlocksMax ? kGridBlocksMax / units : 1;
+  const std::uint64_t blocks = units * parts;
+  return {blocks < kGridBlocksMax ? blocks : kGridBlocksMax, parts};
 }
 
-// What one thread of a block does: `lane` is which of the block's.
+// What one thread of a block does: `lane` is which of the block's. Blocks behind the grid's have
+// nothing to do.
 HPKV_ON_DEVICE void copy_in_block(const PageJob& job, Grid grid, std::uint64_t block, Lane lane) {
   const std::uint64_t shares = job.count * job.region_count * grid.parts;
   for (std::uint64_t share = block; share < shares; share += grid.blocks) {
     const std::uint64_t unit = share / grid.parts;
     const std::uint64_t part = share - unit * grid.parts;
     copy_unit(job, unit, {part * lane.count + lane.index, grid.parts * lane.count});
+  }
+}
+
+// What one launch runs, by value: the arguments of a kernel are 4 KiB at most.
+constexpr std::size_t kJobsMax = 32;
+
+struct PageJobs {
+  PageJob job[kJobsMax];
+  std::uint64_t count = 0;
+};
+
+// The same of a launch, whose blocks are kGridBlocksMax: one job after the other, each of a unit at
+// least and by a grid of its own. No job waits for the one before it.
+HPKV_ON_DEVICE void copy_all_in_block(const PageJobs& jobs, std::uint64_t block, Lane lane) {
+  for (std::uint64_t i = 0; i < jobs.count; ++i) {
+    const PageJob& job = jobs.job[i];
+    copy_in_block(job, grid_for(job.count * job.region_count), block, lane);
   }
 }
 

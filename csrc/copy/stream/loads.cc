@@ -33,7 +33,7 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, const After& afte
   work->load =
       std::make_shared<StreamLoad>(core_.device, core_.health, core_.layout.layer_count(), count);
   if (count == 0) {
-    static_cast<void>(work->load->take_events());
+    work->load->end();
     return work->load;
   }
   if (request.lease.count() == 0 || core_.health->poisoned()) return refused(request);
@@ -148,22 +148,39 @@ bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
 
 void Loads::enqueue(std::vector<Taken>& set) {
   for (const Taken& taken : set) fill_all_tables(taken);
-  const std::uint32_t layers = core_.layout.layer_count();
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
-    for (Taken& taken : set) {
-      if (taken.work == nullptr) continue;  // it left, having failed
-      const bool whole = enqueue_layer(taken, layer);
-      if (!whole || layer + 1 == layers) leave(std::exchange(taken, {}), whole);
-    }
+  for (std::uint32_t layer = 0; layer < core_.layout.layer_count(); ++layer) {
+    enqueue_layer(set, layer);
   }
   set.clear();
 }
 
-void Loads::leave(Taken taken, bool whole) {
-  const bool last = taken.batch.last;
-  to_land_.push({taken.work, Step::batch, core_.to_device.mark(), std::move(taken.batch)});
-  if (!whole) taken.work->load->fail();
-  if (last) end(taken.work);
+void Loads::enqueue_layer(std::vector<Taken>& set, std::uint32_t layer) {
+  std::vector<PageJob> jobs;
+  for (Taken& taken : set) {
+    if (taken.work != nullptr && !prepare(taken, layer, jobs)) leave(taken, nullptr);
+  }
+  if (std::ranges::all_of(set, [](const Taken& taken) { return taken.work == nullptr; })) return;
+  const bool whole = core_.health->check(run_scatters(core_, jobs));
+  const SharedEvent event = whole ? core_.events.share(core_.to_device.mark()) : nullptr;
+  for (Taken& taken : set) {
+    if (taken.work == nullptr) continue;
+    if (event != nullptr && taken.batch.last) {
+      taken.work->load->enqueued(layer, event);
+      to_land_.push({taken.work, Step::layer, event, {}});
+    }
+    if (event == nullptr || layer + 1 == core_.layout.layer_count()) leave(taken, event);
+  }
+}
+
+void Loads::leave(Taken& taken, SharedEvent event) {
+  Taken left = std::exchange(taken, {});
+  if (event == nullptr) {
+    left.work->load->fail();
+    event = core_.events.share(core_.to_device.mark());
+  }
+  const bool last = left.batch.last;
+  to_land_.push({left.work, Step::batch, std::move(event), std::move(left.batch)});
+  if (last) end(left.work);
 }
 
 void Loads::end(const WorkRef& work) {
@@ -188,8 +205,6 @@ std::shared_ptr<const Assembly> Loads::assembly_of(
   if (source == nullptr) return nullptr;
   const auto known = assemblies_.find(source);
   if (known != assemblies_.end()) return known->second;
-  // Those of sources that only this map knows are of no use any more.
-  std::erase_if(assemblies_, [](const auto& entry) { return entry.first.use_count() == 1; });
   auto assembly = std::make_shared<const Assembly>(core_.layout, *source);
   assemblies_.emplace(source, assembly);
   return assembly;
@@ -219,23 +234,12 @@ void Loads::fill_all_tables(const Taken& taken) {
   }
 }
 
-bool Loads::enqueue_layer(const Taken& taken, std::uint32_t layer) {
+bool Loads::prepare(const Taken& taken, std::uint32_t layer, std::vector<PageJob>& jobs) {
   const auto& [work, batch] = taken;
   if (layer != 0 && batch.first == 0) delay(*work, layer);
-  // The gate, once, right before the first copy that it is for. From there on the rest of the set
-  // runs behind it too, which is needed by the same forward pass.
+  // The gate, once, before the first copy that it is for. The rest of the set runs behind it too,
+  // which is needed by the same forward pass.
   if (work->load->ticket.failed() || !core_.to_device.pass(work->gate)) return false;
-  if (!enqueue_copies(taken, layer)) return false;
-  if (!batch.last) return true;
-  const EventHandle event = core_.to_device.mark();
-  if (event == nullptr) return false;
-  work->load->enqueued(layer, event);
-  to_land_.push({work, Step::layer, event, {}});
-  return true;
-}
-
-bool Loads::enqueue_copies(const Taken& taken, std::uint32_t layer) {
-  const auto& [work, batch] = taken;
   const LoadRequest& request = work->request;
   const std::size_t count = batch.blocks.count();
   const std::size_t per_page = request.blocks_per_page();
@@ -243,20 +247,13 @@ bool Loads::enqueue_copies(const Taken& taken, std::uint32_t layer) {
   const PageBlocks own = column_of(taken, batch.blocks.own, batch.tables);
   fill_slots(core_, layer, own, refs, work->assembly.get());
   add(core_.counters.loaded_bytes, count * core_.layout.layer_bytes(layer));
-  return core_.health->check(enqueue_scatter(core_, layer, own)) &&
-         core_.health->check(enqueue_parts(taken, layer));
-}
-
-Status Loads::enqueue_parts(const Taken& taken, std::uint32_t layer) {
-  const LoadBatch& batch = taken.batch;
-  if (batch.blocks.parts.empty()) return {};
-  const PartRegions::Table& regions = *core_.part_regions.of(taken.work->request.source);
+  if (!batch.by_kernel) return core_.health->check(enqueue_scatter(core_, layer, own));
+  add_scatter(core_, layer, own, jobs);
   for (std::size_t part = 0; part < batch.blocks.parts.size(); ++part) {
     const PageBlocks column = column_of(taken, batch.blocks.parts[part], batch.part_tables[part]);
-    Status status = enqueue_scatter(core_, regions.of(layer, part), column);
-    if (!status.ok()) return status;
+    add_scatter(core_, core_.part_regions.of(request.source)->of(layer, part), column, jobs);
   }
-  return {};
+  return true;
 }
 
 // ---- thread 2 ----
@@ -269,14 +266,13 @@ void Loads::land_all() {
 void Loads::land(Landing& landing) {
   Work& work = *landing.work;
   if (landing.step == Step::end) return finish(work);
-  static_cast<void>(core_.to_device.await(landing.event));
+  static_cast<void>(core_.to_device.await(landing.event.get()));
   if (core_.health->poisoned()) work.load->fail();
   if (landing.step == Step::layer) {
     ++work.landed_layers;
     static_cast<void>(work.load->ticket.finish_unit(work.landed_layers - 1));
     return;
   }
-  core_.events.give(landing.event);
   give(core_, landing.batch);
 }
 
@@ -296,7 +292,7 @@ void Loads::finish(Work& work) {
   for (; work.landed_layers < ticket.layer_count(); ++work.landed_layers) {
     static_cast<void>(ticket.finish_unit(work.landed_layers));
   }
-  for (const EventHandle event : work.load->take_events()) core_.events.give(event);
+  work.load->end();
   {
     const std::lock_guard lock(mutex_);
     open_.erase(work.load);

@@ -21,6 +21,9 @@
 //   one by one   a0 a1 a2 | b0 b1 b2 | c0 c1 c2
 //   as a group   a0 b0 c0   a1 b1 c1   a2 b2 c2
 //
+// What the kernel does for one layer of all of them is one launch, and one event is behind it, so
+// its loads begin when the gates of all are passed.
+//
 // Side by side go the batches of a set: they have their slots, and are of different loads. What has
 // no room beside them begins the next set.
 //
@@ -104,7 +107,7 @@ class Loads {
   struct Landing {
     WorkRef work;
     Step step;
-    EventHandle event = nullptr;
+    SharedEvent event;
     LoadBatch batch;
   };
 
@@ -116,15 +119,16 @@ class Loads {
   [[nodiscard]] bool gather(const WorkRef& work, std::vector<Taken>& set);
   // Layer by layer across the set, which is empty afterwards.
   void enqueue(std::vector<Taken>& set);
-  // It is enqueued as far as it will be.
-  void leave(Taken taken, bool whole);
+  // One launch for all that the kernel does, and one event behind it. Who fails leaves the set.
+  void enqueue_layer(std::vector<Taken>& set, std::uint32_t layer);
+  // Stages a layer, and says what the kernel is to do of it. False: the load has failed.
+  [[nodiscard]] bool prepare(const Taken& taken, std::uint32_t layer, std::vector<PageJob>& jobs);
+  // It is enqueued as far as it will be: up to `event`, or, having failed, up to here.
+  void leave(Taken& taken, SharedEvent event);
   void end(const WorkRef& work);
   [[nodiscard]] bool trusted(const Work& work);
   [[nodiscard]] std::shared_ptr<const Assembly> assembly_of(
       const std::shared_ptr<const BlockSource>& source);
-  [[nodiscard]] bool enqueue_layer(const Taken& taken, std::uint32_t layer);
-  [[nodiscard]] bool enqueue_copies(const Taken& taken, std::uint32_t layer);
-  [[nodiscard]] Status enqueue_parts(const Taken& taken, std::uint32_t layer);
   // The pages of a batch, and blocks of one format.
   [[nodiscard]] static PageBlocks column_of(const Taken& taken, const BlockColumn& blocks,
                                             std::span<const KernelTable> tables);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "copy/stream/copy_stream.h"
 #include "copy/stream/device.h"
 #include "copy/stream/health.h"
 #include "copy/ticket.h"
@@ -27,7 +28,7 @@ class StreamLoad {
       : ticket(layer_count, page_count == 0 ? 0 : 1),
         device_(std::move(device)),
         health_(std::move(health)),
-        events_(layer_count, nullptr) {}
+        events_(layer_count) {}
 
   LoadTicket ticket;
 
@@ -51,9 +52,9 @@ class StreamLoad {
 
   // ---- engine threads ----
   // The copies of a layer are enqueued, and the event behind them.
-  void enqueued(std::uint32_t layer, EventHandle event) {
+  void enqueued(std::uint32_t layer, SharedEvent event) {
     const std::lock_guard lock(mutex_);
-    events_[layer] = event;
+    events_[layer] = std::move(event);
     changed_.notify_all();
   }
   void fail() {
@@ -61,12 +62,13 @@ class StreamLoad {
     const std::lock_guard lock(mutex_);
     changed_.notify_all();
   }
-  // The end, when the device is done: the layers' events, which nobody waits for any more.
-  [[nodiscard]] std::vector<EventHandle> take_events() {
+  // The end, when the device is done: nobody waits for the layers' events any more.
+  void end() {
+    std::vector<SharedEvent> events(events_.size());
     const std::lock_guard lock(mutex_);
     over_ = true;
     changed_.notify_all();
-    return std::exchange(events_, std::vector<EventHandle>(events_.size(), nullptr));
+    events_.swap(events);
   }
 
  private:
@@ -76,7 +78,7 @@ class StreamLoad {
   [[nodiscard]] bool follow(StreamHandle stream, std::uint32_t layer) {
     if (has_failed()) return false;
     // Over: a host thread has seen the layer land, so whatever is enqueued now finds it.
-    return over_ || health_->check(device_->wait(stream, events_[layer]));
+    return over_ || health_->check(device_->wait(stream, events_[layer].get()));
   }
   [[nodiscard]] bool has_failed() const { return ticket.failed() || health_->poisoned(); }
 
@@ -84,7 +86,7 @@ class StreamLoad {
   const std::shared_ptr<Health> health_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<EventHandle> events_;  // by layer; mutex_
+  std::vector<SharedEvent> events_;  // by layer; mutex_
   bool over_ = false;                // mutex_
 };
 

@@ -39,11 +39,10 @@ std::size_t joined(std::span<const KernelTable> tables) {
   return count;
 }
 
-// Calls run(job) for each chunk of at most kTableRows pages, or for several at once whose tables
-// are one.
-template <typename Run>
-Status each_chunk(const Core& core, RegionSpan regions, const PageBlocks& batch, Run&& run) {
-  if (regions.count == 0) return {};
+// A job for each chunk of at most kTableRows pages, or for several at once whose tables are one.
+void add_jobs(const Core& core, RegionSpan regions, const PageBlocks& batch, bool to_block,
+              std::vector<PageJob>& jobs) {
+  if (regions.count == 0) return;
   for (std::size_t chunk = 0, chunks = 1; chunk < batch.tables.size(); chunk += chunks) {
     const KernelTable& table = batch.tables[chunk];
     chunks = table.blocks == nullptr ? 1 : joined(batch.tables.subspan(chunk));
@@ -53,15 +52,22 @@ Status each_chunk(const Core& core, RegionSpan regions, const PageBlocks& batch,
     const bool by_rows = resident && !batch.pages.empty();
     const std::int64_t* const in_order =
         resident ? batch.resident.first_slots + first : table.pages;
-    const PageJob job{.regions = regions.begin,
-                      .pages = by_rows ? batch.resident.first_slots : in_order,
-                      .blocks = table.blocks,
-                      .rows = by_rows ? table.pages : nullptr,
-                      .region_count = regions.count,
-                      .count = std::min(chunks * kTableRows, batch.blocks.size() - first),
-                      .page_count = core.layout.page_count(),
-                      .tokens_per_page = resident ? batch.resident.page_size : 1};
-    if (Status status = run(job); !status.ok()) return status;
+    jobs.push_back({.regions = regions.begin,
+                    .pages = by_rows ? batch.resident.first_slots : in_order,
+                    .blocks = table.blocks,
+                    .rows = by_rows ? table.pages : nullptr,
+                    .region_count = regions.count,
+                    .count = std::min(chunks * kTableRows, batch.blocks.size() - first),
+                    .page_count = core.layout.page_count(),
+                    .tokens_per_page = resident ? batch.resident.page_size : 1,
+                    .to_block = to_block});
+  }
+}
+
+Status run(const Core& core, StreamHandle stream, std::span<const PageJob> jobs) {
+  for (; !jobs.empty(); jobs = jobs.subspan(std::min(kJobsMax, jobs.size()))) {
+    Status status = core.device->run(stream, jobs.first(std::min(kJobsMax, jobs.size())));
+    if (!status.ok()) return status;
   }
   return {};
 }
@@ -101,10 +107,9 @@ bool scatters_by_kernel(const Core& core, const DevicePages& resident) {
 Status enqueue_gather(const Core& core, const PageBlocks& batch) {
   const std::uint32_t layers = core.layout.layer_count();
   if (core.options.spill_path == CopyPath::kernel) {
-    return each_chunk(core, own_regions(core, 0, layers), batch, [&core](PageJob job) {
-      job.to_block = true;
-      return core.device->run(core.to_host.handle(), job);
-    });
+    std::vector<PageJob> jobs;
+    add_jobs(core, own_regions(core, 0, layers), batch, true, jobs);
+    return run(core, core.to_host.handle(), jobs);
   }
   std::vector<Span> spans;
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
@@ -117,10 +122,21 @@ Status enqueue_gather(const Core& core, const PageBlocks& batch) {
   return core.device->copy(core.to_host.handle(), Direction::to_host, spans);
 }
 
+void add_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch,
+                 std::vector<PageJob>& jobs) {
+  add_jobs(core, own_regions(core, layer, layer + 1), batch, false, jobs);
+}
+
+void add_scatter(const Core& core, RegionSpan regions, const PageBlocks& batch,
+                 std::vector<PageJob>& jobs) {
+  add_jobs(core, regions, batch, false, jobs);
+}
+
+Status run_scatters(const Core& core, std::span<const PageJob> jobs) {
+  return run(core, core.to_device.handle(), jobs);
+}
+
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch) {
-  if (scatters_by_kernel(core, batch.resident)) {
-    return enqueue_scatter(core, own_regions(core, layer, layer + 1), batch);
-  }
   std::vector<Span> spans;
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
     walk_layout(core, layer, layer + 1, static_cast<std::uint64_t>(batch.pages[i]),
@@ -130,12 +146,6 @@ Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& 
   }
   if (spans.empty()) return {};
   return core.device->copy(core.to_device.handle(), Direction::to_device, spans);
-}
-
-Status enqueue_scatter(const Core& core, RegionSpan regions, const PageBlocks& batch) {
-  return each_chunk(core, regions, batch, [&core](const PageJob& job) {
-    return core.device->run(core.to_device.handle(), job);
-  });
 }
 
 void fill_slots(const Core& core, std::uint32_t layer, const PageBlocks& batch,

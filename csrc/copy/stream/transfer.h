@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "copy/stream/assembly.h"
 #include "copy/stream/core.h"
@@ -33,12 +34,18 @@ void fill_tables(const PageBlocks& batch);
 Status enqueue_gather(const Core& core, const PageBlocks& batch);
 // Whether page i of a gather by rows was one. Before the tables are given back.
 [[nodiscard]] bool was_page(std::span<const KernelTable> tables, std::size_t i);
+
 // Whether a load of these goes by the kernel.
 [[nodiscard]] bool scatters_by_kernel(const Core& core, const DevicePages& resident);
-// One layer of blocks to device pages.
+// One layer of blocks to device pages, by the kernel: what it is to do. With other regions than the
+// layout's, blocks of another format.
+void add_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch,
+                 std::vector<PageJob>& jobs);
+void add_scatter(const Core& core, RegionSpan regions, const PageBlocks& batch,
+                 std::vector<PageJob>& jobs);
+Status run_scatters(const Core& core, std::span<const PageJob> jobs);
+// The same by copies of spans.
 Status enqueue_scatter(const Core& core, std::uint32_t layer, const PageBlocks& batch);
-// What these regions say of blocks of another format, by the kernel.
-Status enqueue_scatter(const Core& core, RegionSpan regions, const PageBlocks& batch);
 
 // A layer of each page's blocks into its slot, but for pages that are read in the pool. `refs` are
 // those of the batch, as many a page for each: one, or the parts that `assembly` puts together.
