@@ -26,6 +26,7 @@ inline constexpr std::size_t kTables = 7;  // a chunk of parts needs three
 inline StreamOptions registering(std::uint64_t piece_bytes = std::uint64_t{1} << 30) {
   StreamOptions options = few_slots();
   options.registered_piece_bytes = piece_bytes;
+  options.registered_look_every = std::chrono::hours(1);
   options.load_tables = kTables;
   return options;
 }

@@ -28,10 +28,13 @@ using test::StreamRig;
 
 namespace {
 
+constexpr std::chrono::hours kNever{1};
+
 StreamOptions registering(CopyPath path = CopyPath::kernel,
                           std::uint64_t piece_bytes = std::uint64_t{1} << 30) {
   StreamOptions options = few_slots(path);
   options.registered_piece_bytes = piece_bytes;
+  options.registered_look_every = kNever;
   return options;
 }
 
@@ -149,6 +152,23 @@ TEST(memory_that_becomes_live_later_is_registered_when_a_load_misses_it) {
   load_in_place(rig, keys, {1});
 }
 
+TEST(memory_that_becomes_live_later_is_registered_before_anybody_loads_from_it) {
+  StreamOptions options = registering();
+  options.registered_look_every = milliseconds(1);
+  StreamRig rig(options);
+  const auto keys = random_keys(StreamRig::kPages);
+  rig.store(keys);
+  std::uint64_t live = 0;
+  for (const std::span<std::byte> segment : rig.pool->reserved()) live += segment.size();
+  std::uint64_t registered = 0;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (registered != live) {
+    CHECK(std::chrono::steady_clock::now() < deadline);
+    registered = 0;
+    for (const std::uint64_t bytes : rig.device->registrations()) registered += bytes;
+  }
+}
+
 TEST(no_call_registers_more_than_its_share) {
   constexpr std::uint64_t kShare = 64 << 10;
   StreamRig rig(registering(CopyPath::kernel, kShare));
@@ -192,7 +212,7 @@ TEST(a_thread_that_may_not_enter_the_device_registers_nothing) {
   StreamRig rig;
   rig.engine.reset();  // its threads enter too
   rig.device->fail_calls("enter_thread", 1);
-  RegisteredPool registered(rig.device, rig.pool, 8192);
+  RegisteredPool registered(rig.device, rig.pool, 8192, kNever);
   while (registered.notice().empty()) std::this_thread::yield();
   CHECK(registered.notice().find("enter_thread: injected") != std::string::npos);
   CHECK(rig.device->registrations().empty());
@@ -218,7 +238,7 @@ TEST(bytes_of_a_copy_are_held_by_one_registration_and_those_of_a_kernel_by_what_
   const StreamRig rig;
   rig.store(random_keys(1));
   const std::span<std::byte> first = rig.pool->reserved().front();
-  RegisteredPool registered(rig.device, rig.pool, 8192);
+  RegisteredPool registered(rig.device, rig.pool, 8192, kNever);
   while (!registered.holds(first, Cover::adjacent)) std::this_thread::yield();
   for (const Cover cover : {Cover::one, Cover::adjacent}) {
     const bool across = cover == Cover::adjacent;
@@ -266,7 +286,7 @@ TEST(segments_that_lie_end_to_end_are_registered_in_one_call) {
   const auto segments = rig.pool->reserved();
   const std::size_t stretches = stretches_of(segments);
   CHECK(stretches + 2 <= segments.size());
-  RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30);
+  RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30, kNever);
   while (!registered.holds(segments.back(), Cover::one)) std::this_thread::yield();
   for (const auto& segment : segments) CHECK(registered.holds(segment, Cover::one));
   CHECK(rig.device->registrations().size() == stretches);
@@ -278,7 +298,7 @@ TEST(segments_that_become_live_later_are_registered_together_behind_those_that_a
   rig.engine.reset();
   rig.store(random_keys(1));
   const std::size_t before = rig.pool->reserved().size();
-  RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30);
+  RegisteredPool registered(rig.device, rig.pool, std::uint64_t{1} << 30, kNever);
   // Nobody asks for a segment here, which would make the thread look again, at any moment.
   const std::size_t calls = stretches_of(rig.pool->reserved());
   while (rig.device->registrations().size() < calls) std::this_thread::yield();

@@ -161,9 +161,8 @@ class HpkvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def loadable_pages(self, run: Run) -> int:
         """Leading pages of `run` that are verified, and there at once beside what is queued."""
-        if self.engine_is_broken() or not run.verified_pages:
-            return 0
-        return min(run.verified_pages, self.loads.fit(run, self.room))
+        verified = 0 if self.engine_is_broken() else run.verified_pages
+        return min(verified, self.loads.fit(run, self.room)) if verified else 0
 
     def queue_load(self, rid: str, run: Run | None, pages: int, slots: torch.Tensor) -> None:
         """Queue a load of the first `pages` pages of `run` into `slots` (int64)."""

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -39,6 +40,7 @@ struct StreamOptions {
   // The most that is registered of the pool in one call: large ones are reported to fail. 0 is for
   // a pool that is not registered.
   std::uint64_t registered_piece_bytes = std::uint64_t{1} << 30;
+  std::chrono::milliseconds registered_look_every{1000};
   // By batches a spill's indices must be known on the host: those that only the device has are
   // fetched first, behind the stream that chooses them.
   CopyPath spill_path = CopyPath::kernel;

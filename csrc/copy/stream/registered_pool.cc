@@ -12,10 +12,11 @@ constexpr std::uint64_t kPage = 4096;
 }  // namespace
 
 RegisteredPool::RegisteredPool(std::shared_ptr<Device> device, std::shared_ptr<Pool> pool,
-                               std::uint64_t piece_bytes)
+                               std::uint64_t piece_bytes, std::chrono::milliseconds look_every)
     : device_(std::move(device)),
       pool_(std::move(pool)),
-      piece_bytes_(piece_bytes / kPage * kPage) {
+      piece_bytes_(piece_bytes / kPage * kPage),
+      look_every_(look_every) {
   if (piece_bytes_ != 0) thread_ = std::thread([this] { run(); });
 }
 
@@ -43,7 +44,9 @@ bool RegisteredPool::Lookup::holds(std::span<const std::byte> bytes) {
     const auto& [begin, size] = *std::prev(after);
     const std::byte* covered = begin + size;
     if (cover_ == Cover::adjacent) {
-      for (; after != ranges.end() && after->first == covered; ++after) covered += after->second;
+      for (; covered < end && after != ranges.end() && after->first == covered; ++after) {
+        covered += after->second;
+      }
     }
     if (covered >= end) {
       begin_ = begin;
@@ -84,7 +87,7 @@ void RegisteredPool::run() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return asked_ || stopping_; });
+      changed_.wait_for(lock, look_every_, [this] { return asked_ || stopping_; });
       if (stopping_) return;
       asked_ = false;
     }

@@ -1,9 +1,10 @@
 // Which memory of the pool the device may use where it lies: it is registered in the background, as
 // it becomes live, so that loads read blocks in place instead of through slots.
 //
-// A block that is not registered yet goes through staging, and lets the thread look again. A
-// refusal (a limit on pinned memory, a driver) is the end of registering and of nothing else: what
-// is registered stays, the rest goes through staging, and notice() says so once.
+// The thread looks again once a second, because others reserve memory too, and at once when a block
+// was not registered: that goes through staging. A refusal (a limit on pinned memory, a driver) is
+// the end of registering and of nothing else: what is registered stays, the rest goes through
+// staging, and notice() says so once.
 //
 // What lies end to end and became live together is one range, up to the most of one call. A range
 // is the device library's own notion: the addresses behind it go on, so kernels read across two.
@@ -12,6 +13,7 @@
 // Threads: any; one of its own waits for the device library, never with the mutex held.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +37,7 @@ class RegisteredPool {
  public:
   // Registers nothing when `piece_bytes` (of one call at most) is 0.
   RegisteredPool(std::shared_ptr<Device> device, std::shared_ptr<Pool> pool,
-                 std::uint64_t piece_bytes);
+                 std::uint64_t piece_bytes, std::chrono::milliseconds look_every);
   ~RegisteredPool();
   RegisteredPool(const RegisteredPool&) = delete;
   RegisteredPool& operator=(const RegisteredPool&) = delete;
@@ -88,6 +90,7 @@ class RegisteredPool {
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Pool> pool_;
   const std::uint64_t piece_bytes_;
+  const std::chrono::milliseconds look_every_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::byte*, std::uint64_t> ranges_;  // begin, bytes; mutex_
