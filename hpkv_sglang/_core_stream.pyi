@@ -64,8 +64,8 @@ class StreamLoad:
         """As `LoadTicket.layer_done`; a host thread has seen it. IndexError."""
     def wait_layer_on(self, stream: int, layer: int) -> bool:
         """Let everything enqueued on ``stream`` from here on run behind the arrival of this layer.
-        Blocks until the layer's copies are enqueued: for a copy only when the load needs more of
-        the staging area than is free (see `LoadRoom`). IndexError.
+        Blocks until the layer's copies are enqueued: for a copy only when this load, or one before
+        it, did not fit into the engine's `LoadRoom`. IndexError.
 
         False: the load has failed, and the pages are not to be used. True: its bytes were good and
         are on their way. Only a failing device can still spoil them, and it is lost for everybody:

@@ -370,8 +370,12 @@ Status AsyncDevice::run(StreamHandle stream, std::span<const PageJob> jobs) {
 }
 
 void AsyncDevice::require_pinned_tables(const PageJob& job) {
-  require_pinned(reinterpret_cast<const std::byte*>(job.blocks), job.count * sizeof *job.blocks,
-                 false);
+  const auto require = [this](const auto* table, std::uint64_t count) {
+    require_pinned(reinterpret_cast<const std::byte*>(table), count * sizeof *table, false);
+  };
+  require(job.regions, job.region_count);
+  require(job.blocks, job.count);
+  if (job.rows != nullptr) require(job.rows, job.count);
   for (std::uint64_t i = 0; i < job.count; ++i) {
     if (job.blocks[i] == 0) continue;
     for (std::uint64_t region = 0; region < job.region_count; ++region) {
@@ -434,7 +438,7 @@ std::vector<std::uint64_t> AsyncDevice::registrations() {
 
 void AsyncDevice::require_pinned(const std::byte* at, std::uint64_t bytes, bool by_kernel) {
   const std::lock_guard lock(mutex_);
-  for (const auto* ranges : {&pinned_, &registered_}) {
+  for (const auto* ranges : {&pinned_, &registered_, &uploaded_}) {
     auto after = ranges->upper_bound(at);
     if (after == ranges->begin()) continue;
     const std::byte* end = std::prev(after)->first + std::prev(after)->second;
@@ -451,11 +455,17 @@ Status AsyncDevice::upload(std::span<const std::byte> bytes, void*& out) {
   out = ::operator new(bytes.size(), std::align_val_t{4096});
   std::memcpy(out, bytes.data(), bytes.size());
   ++live_allocations_;
+  const std::lock_guard lock(mutex_);
+  uploaded_.emplace(static_cast<std::byte*>(out), bytes.size());
   return {};
 }
 
 void AsyncDevice::free_uploaded(void* memory) noexcept {
   if (memory == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    uploaded_.erase(static_cast<std::byte*>(memory));
+  }
   ::operator delete(memory, std::align_val_t{4096});
   --live_allocations_;
 }

@@ -157,6 +157,7 @@ class AsyncDevice final : public stream::Device {
   std::map<std::string, Plan> planned_;               // mutex_
   std::map<const std::byte*, std::uint64_t> pinned_;  // bytes, by address; mutex_
   std::map<const std::byte*, std::uint64_t> registered_;  // the same; mutex_
+  std::map<const std::byte*, std::uint64_t> uploaded_;    // the same; mutex_
   std::atomic<std::uint64_t> registrations_max_{~std::uint64_t{0}};
   std::atomic<std::size_t> refused_registrations_{0};
   std::atomic<std::size_t> run_count_{0};

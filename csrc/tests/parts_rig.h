@@ -98,15 +98,20 @@ class PartsRig : public StreamRig {
   }
   // Loads pages of these until all were read in place.
   void await_registered(const std::vector<Key>& keys, const Source& source) const {
-    const std::size_t count = keys.size() / (source ? 2 : 1);
-    Pages pages(count);
+    Pages pages(keys.size() / (source ? 2 : 1));
     std::iota(pages.begin(), pages.end(), 0);
     CHECK(comes([&] {
       const std::uint64_t before = engine->stats().loaded_in_place;
       CHECK(engine->load(lease(keys), pages, {}, source)->wait());
-      return engine->stats().loaded_in_place == before + count;
+      return engine->stats().loaded_in_place == before + keys.size();
     }));
     engine->quiesce();
+  }
+  [[nodiscard]] bool all_is_registered() const {
+    std::uint64_t left = 0;
+    for (const std::span<std::byte> segment : pool->reserved()) left += segment.size();
+    for (const std::uint64_t bytes : device->registrations()) left -= bytes;
+    return left == 0;
   }
   // Known to nobody on the host while the forward stream is held.
   [[nodiscard]] std::shared_ptr<StreamLoad> submit(Lease lease, const Pages& pages,

@@ -78,6 +78,7 @@ TEST(a_load_that_fails_or_is_refused_gives_its_room_back) {
   CHECK(rig.engine->load_room().slots == kSlots);
 }
 
+// Tables neither, which it does not need: whoever came now would be enqueued behind it.
 TEST(a_load_that_is_larger_than_all_room_leaves_none_until_it_is_over) {
   PartsRig rig(few_slots());
   const auto keys = random_keys(5);
@@ -85,12 +86,14 @@ TEST(a_load_that_is_larger_than_all_room_leaves_none_until_it_is_over) {
   rig.device->hold(rig.to_device());
   const auto load = rig.submit(rig.lease(keys), first_pages(5), nullptr);
   for (int i = 0; i < 20; ++i) {
-    CHECK(rig.engine->load_room().slots == 0);
+    const StagingShare room = rig.engine->load_room();
+    CHECK(room.slots == 0 && room.tables == 0);
     std::this_thread::sleep_for(milliseconds(1));
   }
   rig.device->release(rig.to_device());
   CHECK(load->ticket.wait());
   CHECK(comes([&] { return rig.engine->load_room().slots == kSlots; }));
+  CHECK(rig.engine->load_room().tables != 0);
 }
 
 TEST(room_is_taken_off_by_slots_for_what_is_staged_and_by_tables_for_every_format_of_a_chunk) {

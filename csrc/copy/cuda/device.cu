@@ -2,6 +2,7 @@
 // as CUDA does; the engine then stops for good, so it does not matter whose fault it was.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>

@@ -6,8 +6,9 @@
 // Given the caller's streams, we record an event of our own on each while the caller still is in
 // submit(). Given an event of the caller's, a relay stream that does nothing else turns it into one
 // of ours: it may be recorded again or destroyed right after. The copy stream takes each wait right
-// before the copies it is for: taken at submission it would hold up the layers of earlier loads
-// that are not enqueued yet, and with them the forward pass that reads those.
+// before the copies it is for, or those of its group: taken at submission it would hold up the
+// layers of earlier loads that are not enqueued yet, and with them the forward pass that reads
+// those.
 //
 // Threads: any.
 #pragma once

@@ -235,6 +235,7 @@ struct PageJobs {
   PageJob job[kJobsMax];
   std::uint64_t count = 0;
 };
+static_assert(sizeof(PageJobs) <= 4096);
 
 // The same of a launch, whose blocks are kGridBlocksMax: one job after the other, each of a unit at
 // least and by a grid of its own. No job waits for the one before it.

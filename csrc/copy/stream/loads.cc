@@ -50,7 +50,7 @@ std::shared_ptr<StreamLoad> Loads::submit(LoadRequest request, const After& afte
       open_.insert(work->load);
       core_.outstanding.add();
       gathered_.push_back(work);
-      promised_ += work->promised;
+      promise(*work);
       if (holds_ == 0) hand_over();
       return work->load;
     }
@@ -80,14 +80,35 @@ void Loads::release() {
 }
 
 StagingShare Loads::room() {
-  // Promised before free: who takes between these has both taken off, not none.
-  const StagingShare promised = [this] {
-    const std::lock_guard lock(mutex_);
-    return promised_;
-  }();
+  const std::lock_guard lock(mutex_);
+  return waiting_ == 0 ? room_left() : StagingShare{};
+}
+
+StagingShare Loads::room_left() {
   const std::size_t slots = core_.load_slots.free_count();
   const std::size_t tables = core_.load_tables.lane.free_count();
-  return {slots - std::min(slots, promised.slots), tables - std::min(tables, promised.tables)};
+  return {slots - std::min(slots, promised_.slots), tables - std::min(tables, promised_.tables)};
+}
+
+void Loads::promise(Work& work) {
+  const StagingShare room = room_left();
+  work.waits = work.promised.slots > room.slots || work.promised.tables > room.tables;
+  waiting_ += work.waits ? 1 : 0;
+  promised_ += work.promised;
+}
+
+void Loads::keep_promise(Work& work) {
+  promised_ -= std::exchange(work.promised, {});
+  waiting_ -= std::exchange(work.waits, false) ? 1 : 0;
+}
+
+bool Loads::take_promised(Work& work, LoadBatch& batch) {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (has_room(core_, batch)) lock.lock();
+  const bool taken = take(core_, batch);
+  if (!lock.owns_lock()) lock.lock();
+  if (batch.last) keep_promise(work);
+  return taken;
 }
 
 void Loads::hand_over() {
@@ -115,12 +136,7 @@ void Loads::enqueue_all() {
   while (std::optional<Group> group = to_enqueue_.pop()) {
     std::vector<Taken> set;
     for (const WorkRef& work : *group) {
-      const bool gathered = gather(work, set);
-      {
-        const std::lock_guard lock(mutex_);
-        promised_ -= work->promised;
-      }
-      if (gathered) continue;
+      if (gather(work, set)) continue;
       work->load->fail();
       end(work);
     }
@@ -132,15 +148,16 @@ void Loads::enqueue_all() {
 bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
   delay(*work, 0);
   if (work->load->ticket.failed() || !trusted(*work)) return false;
-  add(core_.counters.loaded_in_place, work->blocks.count_in_place());
-  if (work->blocks.count_in_place() != work->blocks.count()) {
+  const std::size_t in_place = work->blocks.count_in_place();
+  add(core_.counters.loaded_in_place, in_place * work->request.blocks_per_page());
+  if (in_place != work->blocks.count()) {
     work->assembly = assembly_of(work->request.source);
   }
   for (LoadBatch& batch : cut_load(core_, work->blocks, work->by_kernel)) {
     // What take() would wait for comes free by what is enqueued. And a batch is filled while the
     // one before it is on its way.
     if (batch.first != 0 || !has_room(core_, batch)) enqueue(set);
-    if (work->load->ticket.failed() || !take(core_, batch)) return false;
+    if (work->load->ticket.failed() || !take_promised(*work, batch)) return false;
     set.push_back({work, std::move(batch)});
   }
   return true;
@@ -184,6 +201,10 @@ void Loads::leave(Taken& taken, SharedEvent event) {
 }
 
 void Loads::end(const WorkRef& work) {
+  {
+    const std::lock_guard lock(mutex_);
+    keep_promise(*work);
+  }
   core_.events.give(work->gate);
   to_land_.push({work, Step::end, nullptr, {}});
 }

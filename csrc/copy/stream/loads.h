@@ -77,7 +77,8 @@ class Loads {
   // Throws Error{argument} for a release() without its hold().
   void hold();
   void release();
-  // What loads that are submitted now could take without waiting for any before them.
+  // What loads that are submitted now could take without waiting for any before them; nothing while
+  // one that had no room is not enqueued.
   [[nodiscard]] StagingShare room();
   // Fails what is not over; later submissions fail.
   void stop();
@@ -90,7 +91,8 @@ class Loads {
     LoadRequest request;
     bool by_kernel = false;
     LoadBlocks blocks;
-    StagingShare promised;                     // of promised_, until it has taken what it needs
+    StagingShare promised;  // of promised_, until it has taken what it needs
+    bool waits = false;     // of waiting_: it may have to wait for that, and others behind it
     std::shared_ptr<const Assembly> assembly;  // of its source; thread 1
     Gate gate;
     std::uint32_t landed_layers = 0;  // thread 2
@@ -112,7 +114,12 @@ class Loads {
   };
 
   [[nodiscard]] std::shared_ptr<StreamLoad> refused(LoadRequest& request);
-  void hand_over();  // with mutex_ held
+  void hand_over();                        // with mutex_ held
+  [[nodiscard]] StagingShare room_left();  // with mutex_ held
+  void promise(Work& work);                // with mutex_ held
+  void keep_promise(Work& work);           // with mutex_ held; once
+  // As take(), and the end of the promise, in one step for room() where it does not wait.
+  [[nodiscard]] bool take_promised(Work& work, LoadBatch& batch);
   void enqueue_all();
   // Puts the load's batches into the set, enqueueing what is in it where there is no room beside
   // it. False: the load has failed, and its last batch is not in the set.
@@ -147,6 +154,7 @@ class Loads {
   std::size_t holds_ = 0;                       // mutex_
   Group gathered_;                              // not handed over yet; mutex_
   StagingShare promised_;                       // to what is submitted and has not taken it; mutex_
+  std::size_t waiting_ = 0;                     // submitted without room; mutex_
   WorkQueue<Group> to_enqueue_;
   WorkQueue<Landing> to_land_;
   std::vector<std::thread> threads_;

@@ -22,7 +22,8 @@ std::uint64_t rounded(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlig
 
 // ---- SlotLane ----
 
-SlotLane::SlotLane(Slot first, std::size_t count) : count_(count) {
+SlotLane::SlotLane(Slot first, std::size_t count, bool ascending)
+    : count_(count), ascending_(ascending) {
   for (std::size_t i = 0; i < count; ++i) free_.push_back(first + static_cast<Slot>(i));
 }
 
@@ -43,8 +44,11 @@ std::size_t SlotLane::free_count() {
 
 void SlotLane::give(std::span<const Slot> slots) {
   const std::lock_guard lock(mutex_);
-  free_.insert(free_.end(), slots.begin(), slots.end());
-  if (free_.size() == count_ && !std::ranges::is_sorted(free_)) std::ranges::sort(free_);
+  const auto given = free_.insert(free_.end(), slots.begin(), slots.end());
+  if (ascending_) {
+    std::sort(given, free_.end());
+    std::inplace_merge(free_.begin(), given, free_.end());
+  }
   changed_.notify_all();
 }
 
@@ -87,7 +91,7 @@ KernelTable Staging::table(Slot slot) const noexcept {
 // ---- TableArena ----
 
 TableArena::TableArena(std::shared_ptr<Device> device, std::size_t count)
-    : lane(0, count),
+    : lane(0, count, true),
       device_(std::move(device)),
       count_(count),
       memory_(pinned(*device_, count * kTableBytes)) {}

@@ -27,7 +27,7 @@ namespace hpkv::stream {
 
 using Slot = std::uint32_t;
 
-// Pages of one kernel launch at most: then a table is 4 KiB.
+// Then a table is 4 KiB.
 inline constexpr std::size_t kTableRows = 256;
 
 // A row for each page of a chunk, where kernels find them.
@@ -36,11 +36,11 @@ struct KernelTable {
   std::uint64_t* blocks = nullptr;
 };
 
-// The slots [first, first + count) of one direction. Takers get ascending ones, side by side as far
-// as they are: always when all were free. Threads: any.
+// The slots [first, first + count) of one direction, or the tables of an arena, whose takers get
+// ascending ones, side by side as far as those that are free are. Threads: any.
 class SlotLane {
  public:
-  SlotLane(Slot first, std::size_t count);
+  SlotLane(Slot first, std::size_t count, bool ascending = false);
 
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
   // Exactly `wanted` slots, at most count(), waiting for them; nothing once closed. One taker.
@@ -56,7 +56,8 @@ class SlotLane {
   const std::size_t count_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Slot> free_;  // ascending when all are free; mutex_
+  const bool ascending_;
+  std::vector<Slot> free_;  // mutex_
   bool closed_ = false;     // mutex_
 };
 

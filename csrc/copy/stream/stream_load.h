@@ -34,10 +34,10 @@ class StreamLoad {
 
   // ---- callers ----
   // Everything enqueued on `stream` from here on runs behind the arrival of this layer. Waits on
-  // the host until the layer's copies are enqueued: for a copy only where the load stages more
-  // than there is room for. False: the load has failed, the pages are not to be used. True: its
-  // bytes were good and are on their way; only a failing device can still spoil them, and it is
-  // lost for everybody. The ticket's ok() says so in the end.
+  // the host until the layer's copies are enqueued: for a copy only where this load, or one before
+  // it, did not fit into the engine's room. False: the load has failed, the pages are not to be
+  // used. True: its bytes were good and are on their way; only a failing device can still spoil
+  // them, and it is lost for everybody. The ticket's ok() says so in the end.
   [[nodiscard]] bool wait_layer_on(StreamHandle stream, std::uint32_t layer) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_known(layer); });
