@@ -30,6 +30,7 @@ LAYERS = 3
 POOL_BYTES = 96 << 20
 STAGING_BYTES = 16 << 20
 SPIN_CYCLES = 1_200_000_000
+PATIENCE_S = 20.0
 
 Snapshot = list[torch.Tensor]  # bytes of each tensor of a KV pool
 

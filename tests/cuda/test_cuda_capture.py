@@ -13,11 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
-from gpu_rig import FORMS, Rig, block_of, keys_of, noise_for, read, same, write
+from gpu_rig import FORMS, PATIENCE_S, Rig, block_of, keys_of, noise_for, read, same, write
 
 COUNT, ROUNDS = 4, 8
 FROM, TO = [1, 2, 3, 4], [11, 12, 13, 14]
-PATIENCE_S = 20.0
 
 
 class Capture:

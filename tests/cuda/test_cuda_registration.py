@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from gpu_rig import FORMS, PAGES, Rig, keys_of, noise_for, read, same, scribble, write
+from gpu_rig import FORMS, PAGES, PATIENCE_S, Rig, keys_of, noise_for, read, same, scribble, write
 
 from hpkv_sglang.copy.streams import StreamCopies
 
 COUNT = 8
 SOURCES, TARGETS = list(range(COUNT)), list(range(PAGES - COUNT, PAGES))
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
