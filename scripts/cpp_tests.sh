@@ -61,7 +61,7 @@ cuda_compiles() {
   cmake --build $folder --target hpkv_cuda $smoke
   library=$folder/csrc/libhpkv_cuda.a
   nm --demangle $library | grep -E ' T hpkv::cuda::make_device\('
-  nm --demangle $library | grep -E 'copy_pages\(hpkv::stream::PageJob, hpkv::stream::Grid\)'
+  nm --demangle $library | grep -E 'copy_pages\(hpkv::stream::PageJobs\)'
   cuda_links $folder/$smoke $library
   if ! command -v cuobjdump; then
     for architecture in 'compute_80,code=\[sm_80\]' 'compute_90,code=\[sm_90\]' \
