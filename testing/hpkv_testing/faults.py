@@ -242,7 +242,7 @@ _FAULTS: dict[str, Callable[[Any, Any, Any], None]] = {
     "device_lost_after": _device_lost_after,
     "unhurried": _unhurried,
     "wait_complete_cap_s": _wait_complete_cap_s,
-    "self_test": lambda *_: None,  # hooked, as the next one: there is no tree yet
+    "self_test": lambda *_: None,  # hooked, as the next two: there is no tree yet
     "streams": lambda *_: None,
     "staged_pages": lambda *_: None,
     "count": _count,
