@@ -47,7 +47,7 @@ LoadBlocks sub(const LoadBlocks& blocks, std::size_t first, std::size_t count) {
     const auto begin = column.begin() + static_cast<std::ptrdiff_t>(first);
     return BlockColumn(begin, begin + static_cast<std::ptrdiff_t>(count));
   };
-  LoadBlocks part{cut(blocks.own), {}};
+  LoadBlocks part{cut(blocks.own), {}, blocks.regions};
   for (const BlockColumn& column : blocks.parts) part.parts.push_back(cut(column));
   return part;
 }

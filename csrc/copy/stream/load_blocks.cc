@@ -5,14 +5,13 @@
 namespace hpkv::stream {
 namespace {
 
-// How the device can read pages of this source in place: columns of parts, or none.
-std::size_t part_columns(Core& core, const std::shared_ptr<const BlockSource>& source,
-                         bool by_kernel) {
-  if (source == nullptr || !by_kernel) return 0;
+// How the device can read pages of this source in place; null when it cannot.
+const PartRegions::Table* regions_of(Core& core, const std::shared_ptr<const BlockSource>& source,
+                                     bool by_kernel) {
+  if (source == nullptr || !by_kernel) return nullptr;
   // A chunk needs a table for each part, and one for pages that are staged.
-  const std::size_t parts = source->blocks_per_page();
-  if (parts + 1 > core.load_tables.lane.count()) return 0;
-  return core.part_regions.of(source) != nullptr ? parts : 0;
+  if (source->blocks_per_page() + 1 > core.load_tables.lane.count()) return nullptr;
+  return core.part_regions.of(source);
 }
 
 }  // namespace
@@ -21,9 +20,10 @@ LoadBlocks blocks_in_place(Core& core, std::span<const BlockRef> refs,
                            const std::shared_ptr<const BlockSource>& source, bool by_kernel) {
   const std::size_t per_page = source != nullptr ? source->blocks_per_page() : 1;
   const std::size_t count = refs.size() / per_page;
-  const std::size_t columns = part_columns(core, source, by_kernel);
-  LoadBlocks blocks{BlockColumn(count), std::vector<BlockColumn>(columns, BlockColumn(count))};
-  if (source != nullptr && columns == 0) return blocks;
+  const PartRegions::Table* const regions = regions_of(core, source, by_kernel);
+  const std::size_t columns = regions != nullptr ? per_page : 0;
+  LoadBlocks blocks{BlockColumn(count), std::vector<BlockColumn>(columns, BlockColumn(count)),
+                    regions};
   RegisteredPool::Lookup registered(core.registered, by_kernel ? Cover::adjacent : Cover::one);
   for (std::size_t page = 0; page < count; ++page) {
     const auto of_page = refs.subspan(page * per_page, per_page);

@@ -19,6 +19,7 @@ using BlockColumn = std::vector<std::byte*>;
 struct LoadBlocks {
   BlockColumn own;                 // blocks of the layout's format
   std::vector<BlockColumn> parts;  // of a source's: of a page all or none; or no columns at all
+  const PartRegions::Table* regions = nullptr;  // of those parts
 
   [[nodiscard]] std::size_t count() const noexcept { return own.size(); }
   [[nodiscard]] std::size_t count_in_place() const noexcept {

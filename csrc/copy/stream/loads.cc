@@ -102,11 +102,11 @@ void Loads::keep_promise(Work& work) {
   waiting_ -= std::exchange(work.waits, false) ? 1 : 0;
 }
 
-bool Loads::take_promised(Work& work, LoadBatch& batch) {
+bool Loads::take_promised(Work& work, LoadBatch& batch, bool waits) {
   std::unique_lock lock(mutex_, std::defer_lock);
-  if (has_room(core_, batch)) lock.lock();
+  if (!waits) lock.lock();
   const bool taken = take(core_, batch);
-  if (!lock.owns_lock()) lock.lock();
+  if (waits) lock.lock();
   if (batch.last) keep_promise(work);
   return taken;
 }
@@ -156,8 +156,9 @@ bool Loads::gather(const WorkRef& work, std::vector<Taken>& set) {
   for (LoadBatch& batch : cut_load(core_, work->blocks, work->by_kernel)) {
     // What take() would wait for comes free by what is enqueued. And a batch is filled while the
     // one before it is on its way.
-    if (batch.first != 0 || !has_room(core_, batch)) enqueue(set);
-    if (work->load->ticket.failed() || !take_promised(*work, batch)) return false;
+    const bool waits = !has_room(core_, batch);
+    if (batch.first != 0 || waits) enqueue(set);
+    if (work->load->ticket.failed() || !take_promised(*work, batch, waits)) return false;
     set.push_back({work, std::move(batch)});
   }
   return true;
@@ -266,13 +267,13 @@ bool Loads::prepare(const Taken& taken, std::uint32_t layer, std::vector<PageJob
   const std::size_t per_page = request.blocks_per_page();
   const auto refs = request.lease.refs().subspan(batch.first * per_page, count * per_page);
   const PageBlocks own = column_of(taken, batch.blocks.own, batch.tables);
-  fill_slots(core_, layer, own, refs, work->assembly.get());
+  if (!batch.slots.empty()) fill_slots(core_, layer, own, refs, work->assembly.get());
   add(core_.counters.loaded_bytes, count * core_.layout.layer_bytes(layer));
   if (!batch.by_kernel) return core_.health->check(enqueue_scatter(core_, layer, own));
   add_scatter(core_, layer, own, jobs);
   for (std::size_t part = 0; part < batch.blocks.parts.size(); ++part) {
     const PageBlocks column = column_of(taken, batch.blocks.parts[part], batch.part_tables[part]);
-    add_scatter(core_, core_.part_regions.of(request.source)->of(layer, part), column, jobs);
+    add_scatter(core_, batch.blocks.regions->of(layer, part), column, jobs);
   }
   return true;
 }

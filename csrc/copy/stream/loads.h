@@ -118,8 +118,8 @@ class Loads {
   [[nodiscard]] StagingShare room_left();  // with mutex_ held
   void promise(Work& work);                // with mutex_ held
   void keep_promise(Work& work);           // with mutex_ held; once
-  // As take(), and the end of the promise, in one step for room() where it does not wait.
-  [[nodiscard]] bool take_promised(Work& work, LoadBatch& batch);
+  // As take(), and the end of the promise: one step for room() unless it waits.
+  [[nodiscard]] bool take_promised(Work& work, LoadBatch& batch, bool waits);
   void enqueue_all();
   // Puts the load's batches into the set, enqueueing what is in it where there is no room beside
   // it. False: the load has failed, and its last batch is not in the set.

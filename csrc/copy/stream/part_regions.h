@@ -4,7 +4,8 @@
 // The memory is pinned when the engine is made, because pinning waits for the device. A source
 // that does not fit any more is none of ours: its blocks are put together in slots (assembly.h).
 //
-// Invariant: what is written for a source stays, for the device may be reading it. Threads: any.
+// Invariant: what is written for a source stays, as does the source, until the end: the device may
+// be reading it. There are few, one for each namespace that fits. Threads: any.
 #pragma once
 
 #include <cstddef>
@@ -33,13 +34,12 @@ class PartRegions {
     Table(const BlockSource& source, std::uint32_t layer_count, PageRegion* at);
 
     [[nodiscard]] static std::size_t count(const BlockSource& source, std::uint32_t layer_count);
-    [[nodiscard]] std::size_t part_count() const noexcept { return part_count_; }
     [[nodiscard]] RegionSpan of(std::uint32_t layer, std::size_t part) const noexcept;
 
    private:
     const std::size_t part_count_;
     const PageRegion* at_;
-    std::vector<std::size_t> begin_;  // of_(layer, part) is [begin_[i], begin_[i + 1])
+    std::vector<std::size_t> begin_;  // of(layer, part) is [begin_[i], begin_[i + 1])
   };
 
   // Throws Error{system} when the device pins no more.
